@@ -1,8 +1,7 @@
 """Replay buffers: a storage, a sampler and a writer behind one lock."""
 
 from ostinato.buffers.conditional_updates import ConditionalUpdateResult
-from ostinato.buffers.ensemble import ReplayBufferEnsemble
-from ostinato.buffers.offline_to_online import OfflineToOnlineReplayBuffer, prefill_replay_buffer
+from ostinato.buffers.ensemble import OfflineToOnlineReplayBuffer, ReplayBufferEnsemble, prefill_replay_buffer
 from ostinato.buffers.queries import TrajectoryPredicate, filter_trajectories, iter_trajectories, traj
 from ostinato.buffers.rate_limit import RateLimiter
 from ostinato.buffers.replay import ReplayBuffer

@@ -857,7 +857,7 @@ class ReplayBuffer(Sampling):
         self,
         *,
         index: Any,
-        generation: Any,
+        generation: Any = None,
         patch: Mapping[Any, Any] | Any = None,
         version_key: str | tuple[str, ...] | None = None,
         version: Any = None,
@@ -886,9 +886,13 @@ class ReplayBuffer(Sampling):
             "require_newer": require_newer,
             "priority": priority,
         }
-        given, wait = as_stored(self.storage, options)
+        given, wait = self._as_stored(options)
         update = partial(self.update_if_present, **given)
         return self._pipeline.submit(partial(_update_after, wait, update))
+
+    def _as_stored(self, options: dict[str, Any]) -> list[Any]:
+        """Return the arguments of an update on the device of the rows, and what waits for their copies."""
+        return as_stored(self.storage, options)
 
     def mark_update(self, index: Any) -> None:
         """Treat rows as just written: they get the default priority, and return if they have left (`ConsumingSampler`).

@@ -35,7 +35,6 @@ from ostinato.samplers.standalone import check_one_each
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from concurrent.futures import Future
 
     from ostinato.buffers.mixing import EnsembleEngine, Member
     from ostinato.buffers.reader import Reader
@@ -93,12 +92,6 @@ def _write_parts(members: Sequence[Member], parts: dict[int, Any], *, ranked: bo
     return {i: members[i].write(rows, ranked=ranked) for i, rows in accepted.items()}
 
 
-def _members_of(data: Any, route: Route, members: int) -> Tensor:
-    """Return the number of the member of each row, int64 `[rows]`."""
-    ids = _in_field(data, route) if isinstance(route, tuple) else _along(data, route, members)
-    return check_members(ids, members, SchemaError)
-
-
 def _in_field(data: Any, path: tuple[str, ...]) -> Tensor:
     ids = kinds.find_field(data, path)
     key = show_path(path)
@@ -120,11 +113,8 @@ def _in_field(data: Any, path: tuple[str, ...]) -> Tensor:
 
 def _along(data: Any, dim: int, members: int) -> Tensor:
     batch = tuple(data.batch_size)
-    if not batch:
-        msg = "routing_dim requires batched input, got a TensorDict without batch dimensions"
-        raise SchemaError(msg)
     if not -len(batch) <= dim < len(batch):
-        msg = f"routing_dim={dim} is no dimension of data of batch size {list(batch)}"
+        msg = f"routing_dim requires batched input, got no dimension {dim} in a TensorDict of batch size {list(batch)}"
         raise SchemaError(msg)
     if batch[dim] != members:
         msg = f"routing_dim {dim} has size {batch[dim]}, expected {members} ensemble members."
@@ -389,7 +379,9 @@ class RoutedBuffer(ReplayBuffer):
             data = self.transform.inv(data)
             if data is None:  # it keeps the rows until it has enough of them
                 return _names(torch.empty(0, dtype=torch.int64, device="cpu"))
-        ids = _members_of(data, route, len(self))
+        count = len(self)
+        ids = _in_field(data, route) if isinstance(route, tuple) else _along(data, route, count)
+        ids = check_members(ids, count, SchemaError)
         names = _names(ids)
         if ids.shape[0]:
             flat = data.reshape(-1)
@@ -489,39 +481,8 @@ class RoutedBuffer(ReplayBuffer):
                     rejected[at] = made.version_rejected.cpu().reshape(-1)
             return ConditionalUpdateResult(updated.reshape(lead), None if rejected is None else rejected.reshape(lead))
 
-    def submit_update_if_present(
-        self,
-        *,
-        index: Any,
-        generation: Any = None,
-        patch: Any = None,
-        version_key: Key | None = None,
-        version: Any = None,
-        require_newer: bool = False,
-        priority: Any = None,
-    ) -> Future[ConditionalUpdateResult]:
-        """Do `update_if_present` in a thread, in the order of submission.
-
-        Batches that were prefetched before stay as they are. Arguments are kept by reference until it is done: do not
-        change them before. `synchronize` waits for all updates.
-
-        Returns:
-            The future result. An error is also raised by the next `sample`, `synchronize` or save, once.
-
-        Raises:
-            UsageError: after `shutdown`.
-        """
-        update = partial(
-            self.update_if_present,
-            index=index,
-            generation=generation,
-            patch=patch,
-            version_key=version_key,
-            version=version,
-            require_newer=require_newer,
-            priority=priority,
-        )
-        return self._pipeline.submit(update)
+    def _as_stored(self, options: dict[str, Any]) -> list[Any]:
+        return [options, lambda: None]  # each member copies what is its own
 
     def mark_update(self, index: Any) -> None:
         """Give rows the default priority again, as new ones have it; members without priorities are left out.
@@ -568,11 +529,10 @@ class RoutedBuffer(ReplayBuffer):
             OptionError: if keys are equal.
             KindError: if the end flag is not bool; nothing is changed.
         """
-        end, terminated, truncated = (
-            None if key is None else as_path(key) for key in (end_key, terminated_key, truncated_key)
-        )
+        end = as_path(end_key)
+        terminated, truncated = (None if key is None else as_path(key) for key in (terminated_key, truncated_key))
         given = [path for path in (end, terminated, truncated) if path is not None]
-        if end is None or len(set(given)) < len(given):
+        if len(set(given)) < len(given):
             msg = (
                 f"end, terminated and truncated keys must be distinct, got end_key={end_key!r}, terminated_key="
                 f"{terminated_key!r} and truncated_key={truncated_key!r}"
