@@ -607,7 +607,8 @@ class PrioritizedSampler(PrioritySampler):
         end, replaced = run.start + run.rows, 0.0
         for first, stop in ((run.start, min(end, run.capacity)), (0, end - run.capacity)):
             if first < stop:
-                replaced = max(replaced, self._largest_of(self._raw[first:stop]))
+                if self.max_priority_within_buffer:
+                    replaced = max(replaced, self._largest_of(self._raw[first:stop]))
                 raw[first:stop] = priority
         tree.set_run(run.start, run.rows, (priority + self._eps) ** self._alpha)
         if self._mask is not None:

@@ -343,11 +343,11 @@ class SliceSampler(Sampler):
         out: dict[Path, Tensor] = {}
         path = self._truncated
         if path is not None:
-            last = plan.last_of_each()[:, None]
+            last = plan.last_of_each().view(-1, 1)
             level, stored, held = kinds.find_field(data, path[:-1]), None, None
             if level is not None:
                 stored, held = kinds.find_field(level, ("done",)), kinds.find_field(level, ("terminated",))
-            out[path] = last if stored is None else _spread(last, stored).expand_as(stored).clone()
+            out[path] = last.clone() if stored is None else _spread(last, stored).expand_as(stored).clone()
             out[*path[:-1], "done"] = last.clone() if stored is None else _set_where(last, stored)
             out[*path[:-1], "terminated"] = torch.zeros_like(last) if held is None else held.clone()
         initial = None if self._init is None else kinds.find_field(data, self._init)
