@@ -575,7 +575,7 @@ class PrioritizedSampler(PrioritySampler):
 
     def _allocate(self, priorities: Tensor, values: Tensor, slots: int, device: torch.device) -> PriorityTree:
         """Allocate priorities, mask and tree for a buffer of so many slots, with copies of those of the first rows."""
-        capacity = min(slots, max(2 * self.max_capacity, _SMALL))
+        capacity = slots if slots <= max(2 * self.max_capacity, _SMALL) else self.max_capacity
         with torch.inference_mode(mode=False):  # updates come in any mode
             raw = torch.empty(capacity, dtype=torch.float64, device=device)
             if self._mask is not None:
