@@ -200,16 +200,12 @@ class EpisodeTable:
     def _check_run(self, run: Run) -> None:
         start, rows, capacity, skip = run
         good = capacity == self.capacity and 0 <= start < capacity and 0 <= rows <= capacity and skip >= 0
-        if not good or (skip and rows != capacity):
+        good = good and (not skip or rows == capacity)
+        if not good or (self._rows.present and (start - skip - self._rows.cursor) % capacity):
             msg = (
                 f"a run in a ring of {self.capacity} must start in it, have at most that many rows, and skip rows "
-                f"only if it fills the ring, got {run}"
-            )
-            raise OptionError(msg)
-        if self._rows.present and (start - skip - self._rows.cursor) % capacity:
-            msg = (
-                f"rows must be recorded in ring order: slot {self._rows.cursor} is next, got {run}: call clear() "
-                "before writing from another slot"
+                f"only if it fills the ring; rows are recorded in ring order: slot {self._rows.cursor} is next, got "
+                f"{run}: call clear() before writing from another slot"
             )
             raise OptionError(msg)
 
