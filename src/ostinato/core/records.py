@@ -344,12 +344,10 @@ class Plan(NamedTuple):
             return flags_at(0, self.repeat, self.records.shape[0], self.records.device)
         return torch.cat([torch.ones_like(self.owner[:1], dtype=torch.bool), self.owner[1:] != self.owner[:-1]])
 
-    def find(self, path: Path) -> int | None:
+    def find(self, path: Path | None) -> int | None:
         """Return the position of the leaf at a path, None if there is none."""
-        for position, leaf in enumerate(self.schema.leaves):
-            if leaf.path == path:
-                return position
-        return None
+        paths = [leaf.path for leaf in self.schema.leaves]
+        return paths.index(path) if path in paths else None
 
     def require(self, path: Path, what: str) -> int:
         """Return the position of the leaf at a path.

@@ -113,7 +113,7 @@ class FrameStack(SampleUnit):
             if path in afters.values():
                 continue  # it is the `next` field of another one
             frame = plan.require(path, "frames to stack")
-            after = None if afters[path] is None else plan.find(afters[path])  # type: ignore[arg-type]
+            after = plan.find(afters[path])
             if self.merge and not leaves[frame].shape:
                 msg = f"merge=True needs frames with a first dimension, {show_path(path)} has none: leave merge out"
                 raise SchemaError(msg)
