@@ -12,7 +12,16 @@ NEVER = 2**63 - 1
 
 
 @dataclass(slots=True)
-class RingCounts:
+class _Counts:
+    """Numbers that are pickled without the object of the native extension that may hold them."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the numbers."""
+        return restore_counts, (type(self).__name__, astuple(self))
+
+
+@dataclass(slots=True)
+class RingCounts(_Counts):
     """The numbers of a ring; see `ostinato.core.ring`."""
 
     capacity: int = 0
@@ -30,13 +39,9 @@ class RingCounts:
     reserved_from: int = NEVER
     """First serial number whose row would replace one that was drawn ahead; see `ostinato.buffers.drawn_ahead`."""
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the numbers."""
-        return restore_counts, (type(self).__name__, astuple(self))
-
 
 @dataclass(slots=True)
-class StoredRows:
+class StoredRows(_Counts):
     """The numbers of a storage of tensors."""
 
     rows: int = 0
@@ -48,13 +53,9 @@ class StoredRows:
     plain: bool = False
     """Whether a write only changes rows of the table."""
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the numbers."""
-        return restore_counts, (type(self).__name__, astuple(self))
-
 
 @dataclass(slots=True)
-class BufferCounts:
+class BufferCounts(_Counts):
     """What a buffer counts."""
 
     written: int = 0
@@ -67,10 +68,6 @@ class BufferCounts:
     """Batches copied again because a writer replaced some of their rows."""
     writes_seen: int = 0
     """Writes of the storage that the buffer follows."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the numbers."""
-        return restore_counts, (type(self).__name__, astuple(self))
 
 
 def make_counts(kind: type[Any]) -> Any:

@@ -13,11 +13,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
+    from torch import Tensor
 
 ReadKeys: TypeAlias = "Callable[[NDArray[np.int64]], tuple[NDArray[np.float64], NDArray[np.int64]]]"
 """Returns the keys and the generations of rows, by their slots; of a generation 0 there is no row."""
 _Entry: TypeAlias = tuple[float, int, int]
 """Key, generation and slot of a row."""
+REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "max": lambda x: x.amax(-1),
+    "min": lambda x: x.amin(-1),
+    "mean": lambda x: x.mean(-1),
+    "median": lambda x: x.median(-1).values,
+    "sum": lambda x: x.sum(-1),
+}
+"""How several numbers of a row, by which it is ranked, become one; of an even number the median is the lower one."""
 _FEW = 1024
 """Up to this number of changed rows the rows are not sorted again."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -348,28 +349,23 @@ class Plan(NamedTuple):
         return values if self.repeat == 1 else values.repeat_interleave(self.repeat)
 
     def last_of_each(self) -> Tensor:
-        """Return bool `[R]`: which records are the last ones of their anchors."""
-        return self._edges(first=False) if self.last is None else self.last
+        """Return bool `[R]`: which records are the last ones of their anchors. Shared: do not write to it."""
+        if self.last is not None:
+            return self.last
+        if self.owner is None:
+            return flags_at(self.repeat - 1, self.repeat, self.records.shape[0], self.records.device)
+        return torch.cat([self.owner[1:] != self.owner[:-1], torch.ones_like(self.owner[:1], dtype=torch.bool)])
 
     def first_of_each(self) -> Tensor:
-        """Return bool `[R]`: which records are the first ones of their anchors."""
-        return self._edges(first=True)
+        """Return bool `[R]`: which records are the first ones of their anchors. Shared: do not write to it."""
+        if self.owner is None:
+            return flags_at(0, self.repeat, self.records.shape[0], self.records.device)
+        return torch.cat([torch.ones_like(self.owner[:1], dtype=torch.bool), self.owner[1:] != self.owner[:-1]])
 
-    def _edges(self, *, first: bool) -> Tensor:
-        if self.owner is not None:
-            changes = self.owner[1:] != self.owner[:-1]
-            edge = torch.ones_like(self.owner[:1], dtype=torch.bool)
-            return torch.cat((edge, changes) if first else (changes, edge))
-        edges = torch.zeros_like(self.records, dtype=torch.bool)
-        edges.view(-1, self.repeat)[:, 0 if first else -1] = True
-        return edges
-
-    def find(self, path: Path) -> int | None:
+    def find(self, path: Path | None) -> int | None:
         """Return the position of the leaf at a path, None if there is none."""
-        for position, leaf in enumerate(self.schema.leaves):
-            if leaf.path == path:
-                return position
-        return None
+        paths = [leaf.path for leaf in self.schema.leaves]
+        return paths.index(path) if path in paths else None
 
     def require(self, path: Path, what: str) -> int:
         """Return the position of the leaf at a path.
@@ -596,6 +592,15 @@ def _weighted_sum(rows: Tensor, weights: Tensor) -> Tensor:
         return out
     spread = weights.view(*weights.shape, *[1] * len(shape)).to(rows.dtype)
     return (rows * spread).masked_fill_(spread == 0, 0).sum(1)
+
+
+@lru_cache(maxsize=32)
+def flags_at(first: int, step: int, count: int, device: torch.device) -> Tensor:
+    """Return bool `[count]`, True at `first`, `first + step`, and so on. Shared by all callers: do not write to it."""
+    with torch.inference_mode(mode=False):
+        flags = torch.zeros(count, dtype=torch.bool, device=device)
+    flags[first::step] = True
+    return flags
 
 
 def next_path(path: Path, known: set[Path]) -> Path | None:

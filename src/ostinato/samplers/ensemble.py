@@ -506,18 +506,10 @@ class SamplerEnsemble(Group[Sampler]):
             OptionError: if the batch size is not divisible, or there is another number of storages.
             EmptyBufferError: see `choose`.
         """
-        if len(storage) != len(self.members):
-            msg = f"there must be one storage for each of the {len(self.members)} samplers, got {len(storage)}"
-            raise OptionError(msg)
-        pairs = list(zip(self.members, storage, strict=True))
-        asked = self.asked(batch_size)
-        able = [len(x) if member.can_sample(x, size) else 0 for (member, x), size in zip(pairs, asked, strict=True)]
-        split = self.plan(batch_size, able, generator)
-        chosen = split.members
-        drawn = [
-            pairs[i][0].sample(pairs[i][1], size, generator=generator)
-            for i, size in zip(chosen, split.sizes, strict=True)
-        ]
+        split = self.plan(batch_size, self._able(storage, batch_size), generator)
+        chosen, storages = split.members, list(storage)
+        parts = zip(chosen, split.sizes, strict=True)
+        drawn = [self.members[i].sample(storages[i], size, generator=generator) for i, size in parts]
         self.drew(split.owed)
         index = [found[0] if isinstance(found, tuple) and len(found) == 1 else found for found, _ in drawn]
         rows = [found for found in index if isinstance(found, torch.Tensor)]
@@ -529,18 +521,23 @@ class SamplerEnsemble(Group[Sampler]):
 
     def can_sample(self, storage: Sequence[BareStorage], batch_size: int) -> bool:
         """Return whether `sample` can draw a batch now: with `sample_from_all` from all members, else from one."""
-        if len(storage) != len(self.members):
-            return False
         try:
-            asked = self.asked(batch_size)
+            able = self._able(storage, batch_size)
         except OptionError:
             return False
-        ready = [member.can_sample(x, n) for member, x, n in zip(self.members, storage, asked, strict=True)]
-        return (
-            all(ready)
-            if self.sample_from_all
-            else self.ready([i * len(x) for i, x in zip(ready, storage, strict=True)])
-        )
+        return all(able) if self.sample_from_all else self.ready(able)
+
+    def _able(self, storage: Sequence[BareStorage], batch_size: int) -> list[int]:
+        """Return the rows of each storage, 0 where its part of a batch cannot be drawn now.
+
+        Raises:
+            OptionError: see `sample`.
+        """
+        if len(storage) != len(self.members):
+            msg = f"there must be one storage for each of the {len(self.members)} samplers, got {len(storage)}"
+            raise OptionError(msg)
+        parts = zip(self.members, storage, self.asked(batch_size), strict=True)
+        return [len(x) if member.can_sample(x, rows) else 0 for member, x, rows in parts]
 
     def ready(self, rows: Sequence[int]) -> bool:
         """Return whether `plan` would not raise for members with so many rows that can be drawn."""

@@ -8,20 +8,12 @@ import numpy as np
 import torch
 
 from ostinato.core.options import check_choice, check_integer
+from ostinato.core.rank_order import REDUCTIONS
 from ostinato.errors import CapacityError, OptionError, PriorityError, warn_caller
 from ostinato.samplers.priority_tree import MAX_VALUE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import Tensor
-
-_REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "max": lambda x: x.amax(-1),
-    "min": lambda x: x.amin(-1),
-    "mean": lambda x: x.mean(-1),
-    "median": lambda x: x.median(-1).values,
-}
 
 _MAX_CAPACITY = 2**36
 _MAX_EXPONENT = 2.0
@@ -47,7 +39,7 @@ def reduce_items(items: Tensor, reduction: str) -> Tensor:
     if flat.shape[1] == 0:
         msg = f"priorities of {items.shape[0]} items have the shape {list(items.shape)}: no number per item"
         raise PriorityError(msg)
-    return flat[:, 0] if flat.shape[1] == 1 else _REDUCTIONS[reduction](flat)
+    return flat[:, 0] if flat.shape[1] == 1 else REDUCTIONS[reduction](flat)
 
 
 def check_exponent(name: str, value: Any) -> float:
@@ -115,7 +107,7 @@ def check_reduction(reduction: str) -> str:
     Raises:
         OptionError: for another name.
     """
-    return check_choice("reduction", reduction, _REDUCTIONS)
+    return check_choice("reduction", reduction, [name for name in REDUCTIONS if name != "sum"])
 
 
 def check_capacity(value: Any) -> int:

@@ -575,7 +575,7 @@ class PrioritizedSampler(PrioritySampler):
 
     def _allocate(self, priorities: Tensor, values: Tensor, slots: int, device: torch.device) -> PriorityTree:
         """Allocate priorities, mask and tree for a buffer of so many slots, with copies of those of the first rows."""
-        capacity = min(slots, max(2 * self.max_capacity, _SMALL))
+        capacity = slots if slots <= max(2 * self.max_capacity, _SMALL) else self.max_capacity
         with torch.inference_mode(mode=False):  # updates come in any mode
             raw = torch.empty(capacity, dtype=torch.float64, device=device)
             if self._mask is not None:
@@ -607,7 +607,8 @@ class PrioritizedSampler(PrioritySampler):
         end, replaced = run.start + run.rows, 0.0
         for first, stop in ((run.start, min(end, run.capacity)), (0, end - run.capacity)):
             if first < stop:
-                replaced = max(replaced, self._largest_of(self._raw[first:stop]))
+                if self.max_priority_within_buffer:
+                    replaced = max(replaced, self._largest_of(self._raw[first:stop]))
                 raw[first:stop] = priority
         tree.set_run(run.start, run.rows, (priority + self._eps) ** self._alpha)
         if self._mask is not None:

@@ -343,11 +343,11 @@ class SliceSampler(Sampler):
         out: dict[Path, Tensor] = {}
         path = self._truncated
         if path is not None:
-            last = plan.last_of_each()[:, None]
+            last = plan.last_of_each().view(-1, 1)
             level, stored, held = kinds.find_field(data, path[:-1]), None, None
             if level is not None:
                 stored, held = kinds.find_field(level, ("done",)), kinds.find_field(level, ("terminated",))
-            out[path] = last if stored is None else _spread(last, stored).expand_as(stored).clone()
+            out[path] = last.clone() if stored is None else _spread(last, stored).expand_as(stored).clone()
             out[*path[:-1], "done"] = last.clone() if stored is None else _set_where(last, stored)
             out[*path[:-1], "terminated"] = torch.zeros_like(last) if held is None else held.clone()
         initial = None if self._init is None else kinds.find_field(data, self._init)
@@ -387,9 +387,10 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
     instance of both base classes, as in TorchRL.
 
     Args:
-        num_slices: see `SliceSampler`, also for the options, of which `cache_values` is True.
+        num_slices: see `SliceSampler`, also for `slice_len`.
         drop_last: leave out the last batch of a pass if it has fewer slices.
         shuffle: False draws the episodes in the order of their age.
+        **options: see `SliceSampler`; `cache_values` is True by default.
 
     Examples:
         >>> import torch
@@ -532,9 +533,9 @@ class PrioritizedSliceSampler(PrioritizedSampler, SliceSampler):
 
     Args:
         max_capacity: see `PrioritizedSampler`, also for `alpha` to `reduction` and `max_priority_within_buffer`.
-        num_slices: see `SliceSampler`, also for the arguments that follow.
-        span: let slices end early at the end of their episode: True by any number of rows, a number by at most so
-            many. The left side has no effect, and warns.
+        num_slices: see `SliceSampler`, also for `slice_len`.
+        **options: see `SliceSampler`. `span` lets slices end early at the end of their episode: True by any number of
+            rows, a number by at most so many. The left side has no effect, and warns.
 
     Raises:
         KindError: if not exactly one of `num_slices` and `slice_len` is given.
@@ -706,8 +707,7 @@ class StreamingSliceSampler(SliceSampler):
 
     Args:
         slice_len: rows of a slice.
-        end_key: see `SliceSampler`, also for the arguments that follow.
-        replacement: must be True.
+        **options: see `SliceSampler`; `replacement` must be True.
 
     Raises:
         KindError: if `slice_len` is no integer.

@@ -9,7 +9,7 @@ import torch
 from ostinato.core.episodes.tracker import as_path
 from ostinato.core.kinds import show_path
 from ostinato.core.options import check_choice, check_integer
-from ostinato.core.records import Column, Request, next_path
+from ostinato.core.records import Column, Request, flags_at, next_path
 from ostinato.errors import OptionError, SchemaError
 from ostinato.units.base import SampleUnit, episodes_of
 
@@ -113,7 +113,7 @@ class FrameStack(SampleUnit):
             if path in afters.values():
                 continue  # it is the `next` field of another one
             frame = plan.require(path, "frames to stack")
-            after = None if afters[path] is None else plan.find(afters[path])  # type: ignore[arg-type]
+            after = plan.find(afters[path])
             if self.merge and not leaves[frame].shape:
                 msg = f"merge=True needs frames with a first dimension, {show_path(path)} has none: leave merge out"
                 raise SchemaError(msg)
@@ -132,8 +132,7 @@ class FrameStack(SampleUnit):
         if self.k == 1:
             return self._column(Request(after, ends), torch.ones_like(ends, dtype=torch.bool)[:, None])
         rows, valid = self._rows_of(ends, table, seen, then=True)
-        last = torch.zeros(rows.shape[0], dtype=torch.bool, device=rows.device)
-        last[self.k - 1 :: self.k] = True
+        last = flags_at(self.k - 1, self.k, rows.shape[0], rows.device)
         return self._column(Request(frame, rows), valid)._replace(other=after, pick=last)
 
     def _rows_of(self, slots: Tensor, table: EpisodeTable, seen: _Seen, *, then: bool) -> tuple[Tensor, Tensor]:

@@ -192,15 +192,8 @@ class Hindsight(SampleUnit):
         known = {leaf.path for leaf in plan.schema.leaves}
         goal = plan.require(self.goal_path, "goal_key")
         achieved = plan.require(self.achieved_path, "achieved_goal_key")
-        next_goal, next_achieved = next_path(self.goal_path, known), next_path(self.achieved_path, known)
-        if not self.next_goals:
-            next_achieved = None
-        found = _Fields(
-            goal,
-            achieved,
-            None if next_goal is None else plan.find(next_goal),
-            None if next_achieved is None else plan.find(next_achieved),
-        )
+        next_achieved = next_path(self.achieved_path, known) if self.next_goals else None
+        found = _Fields(goal, achieved, plan.find(next_path(self.goal_path, known)), plan.find(next_achieved))
         plan.require_alike(*(position for position in found if position is not None))
         plan.require_absent("relabelled")
         return found

@@ -11,24 +11,15 @@ import torch
 
 from ostinato.core import kinds
 from ostinato.core.options import LARGEST, check_choice
+from ostinato.core.rank_order import REDUCTIONS
 from ostinato.core.records import Picks
 from ostinato.errors import CheckpointError, KeyMissingError, SchemaError, UsageError
 from ostinato.writers.ring import Writer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import Tensor
 
     from ostinato.core.ring import Ring
-
-_REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "sum": lambda x: x.sum(-1),
-    "mean": lambda x: x.mean(-1),
-    "max": lambda x: x.amax(-1),
-    "min": lambda x: x.amin(-1),
-    "median": lambda x: x.median(-1).values,
-}
 
 _Entry: TypeAlias = tuple[float, int, int]
 """Rank, negative age and slot of a row: of equal ranks the newer one is replaced first."""
@@ -60,7 +51,7 @@ class TensorDictMaxValueWriter(Writer):
         *,
         compilable: bool = False,  # noqa: ARG002
     ) -> None:
-        self.reduction = check_choice("reduction", reduction, _REDUCTIONS)
+        self.reduction = check_choice("reduction", reduction, REDUCTIONS)
         key = ("next", "reward") if rank_key is None else rank_key
         self.rank_path = (key,) if isinstance(key, str) else tuple(key)
         self._heap: list[_Entry] = []
@@ -184,7 +175,7 @@ class TensorDictMaxValueWriter(Writer):
             msg = f"rows have no field {self.rank_path} to rank them by: add it, or choose another rank_key"
             raise KeyMissingError(msg)
         values = scores.reshape(rows, -1).to("cpu", torch.float64)
-        return _REDUCTIONS[self.reduction](values).detach().numpy()
+        return REDUCTIONS[self.reduction](values).detach().numpy()
 
     def begin(self, rows: int) -> None:
         """Raise: rows present already have no ranks.

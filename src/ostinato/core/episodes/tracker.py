@@ -420,11 +420,8 @@ class EpisodeTracker:
         rows = len(storage)
         if rows:
             run = Run(storage.cursor if rows == storage.capacity else 0, rows, storage.capacity)
-            marks = (
-                self._fixed(storage, run)
-                if self._resolve(storage).fixed
-                else self.marks_at(storage, run.slots(storage.device))
-            )
+            fixed = self._resolve(storage).fixed
+            marks = self._fixed(storage, run) if fixed else self.marks_at(storage, run.slots(storage.device))
             table.record(run, marks.ends, self._streams(marks), marks.mask)
             table.read_from = self._resolve(storage)
         self._table = table
@@ -432,19 +429,10 @@ class EpisodeTracker:
 
     def _fixed(self, storage: TrackedRows, run: Run) -> Marks:
         """Return the marks that fixed tensors give, in the order of writing."""
-        resolved = self._resolve(storage)
-        ends, trajectories = resolved.ends, resolved.trajectories
-        given = trajectories if ends is None else ends
-        if given is None or given.numel() != run.rows:
-            msg = (
-                f"{resolved!r} must hold one value for each of the {run.rows} rows of the storage, got "
-                f"{0 if given is None else given.numel()}"
-            )
-            raise SchemaError(msg)
-        order = ring_range(run.start, run.rows, run.capacity)
-        if ends is not None:
-            return Marks(as_flags(ends, ("ends",), run.rows)[order])
-        return Marks(None, as_ids(given, ("trajectories",), run.rows)[order])
+        resolved, order = self._resolve(storage), ring_range(run.start, run.rows, run.capacity)
+        if resolved.trajectories is not None:
+            return Marks(None, as_ids(resolved.trajectories, ("trajectories",), run.rows)[order])
+        return Marks(None if resolved.ends is None else as_flags(resolved.ends, ("ends",), run.rows)[order])
 
     def _resolve(self, storage: TrackedRows) -> Episodes:
         if self.wanted.fixed:
