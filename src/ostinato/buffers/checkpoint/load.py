@@ -282,8 +282,8 @@ class _Load:
         sampler = state["sampler"]["state"]
         with readable("this storage"):
             seam = made.storage.seam(saved)
-        order = torch.arange(saved_rows(state), device="cpu").roll(-seam)
-        if seam:
+        order = torch.arange(saved_rows(state), device="cpu").roll(-seam) if seam else None
+        if order is not None:
             self._check_turn()
             sampler = made.sampler.move_state(sampler, order)
         if sampler is None:
@@ -300,7 +300,7 @@ class _Load:
             made.writer.load_state_dict(state["writer"]["state"])
         with readable("this storage"):
             made.storage.load_state_dict(saved)
-        self._ring(order if seam else None)
+        self._ring(order)
         made.counts.written = int(state["rows_written"])
         made.counts.since_empty = int(state["rows_since_empty"])
 
