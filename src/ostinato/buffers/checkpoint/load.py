@@ -232,7 +232,7 @@ def load_engine_states(
             loads.append(whole := _Load(target, state))
             views = target.engine.views.live()
             with readable("a replay buffer"):
-                mine = view_states(state, len(views))
+                mine = view_states(whole.state, len(views))
             for view, saved in zip(views, mine, strict=True):
                 loads.append(_Load(Target(view, view.transform, view.batch_size), saved, whole.made))
         for load in loads:
@@ -263,12 +263,17 @@ class _Load:
     """
 
     def __init__(self, target: Target, state: dict[str, Any], owner: LocalEngine | None = None) -> None:
-        self.target, self.state = target, state
+        storage = target.engine.storage
         with readable("a replay buffer"):
+            saved = state["storage"]["state"]
+            if saved.get("schema") is not None:  # read once
+                saved = {**saved, "schema": Schema.from_json(saved["schema"], known=storage.schema)}
+                state = {**state, "storage": {**state["storage"], "state": saved}}
             self._pending, self._generator = check_state(target.engine, state, target.batch_size)
         if owner is None:
             with readable("this storage"):
-                target.engine.storage.check_state(state["storage"]["state"])
+                storage.check_state(saved)
+        self.target, self.state = target, state
         self.made = _copy_of(target.engine, owner)
 
     def parts(self) -> None:
