@@ -348,13 +348,15 @@ class Schema:
         """Return the schema in JSON values. Nothing is imported.
 
         Args:
-            body: what `to_json` returned.
+            body: what `to_json` returned, or a schema.
             known: a schema that is returned if `body` describes it.
 
         Raises:
             CheckpointError: if the values are not a schema, or name a class that this process has not imported.
             MissingExtraError: if rows are TensorDicts, and tensordict is not installed.
         """
+        if isinstance(body, Schema):
+            return body
         if known is not None and body == known.to_json():
             return known
         try:

@@ -24,7 +24,6 @@ from ostinato.errors import (
     CheckpointError,
     DamagedFileError,
     MissingFileError,
-    OptionError,
     StorageMemoryError,
 )
 
@@ -384,9 +383,6 @@ def reserve(path: Path, nbytes: int) -> None:
     Raises:
         StorageMemoryError: Too little space; the file is as before.
     """
-    if nbytes < 0:
-        msg = f"nbytes must be 0 or more, got {nbytes}"
-        raise OptionError(msg)
     existed = path.exists()
     fd = os.open(path, os.O_RDWR | os.O_CREAT | _COMMON, 0o666)
     size = os.fstat(fd).st_size

@@ -486,11 +486,11 @@ class _Decoder:
         if type(node) in _PLAIN:
             return node
         try:
-            _require(type(node) is dict, f"a bare {type(node).__name__} is not allowed")
-            tag, *more = node
-            _require(
-                not more and tag in _TAGS, f"unknown tag {' '.join(node)!r}, which a later version may have written"
-            )
+            _require(type(node) is dict, "a bare float is not allowed")
+            tag = " ".join(node)
+            if tag not in _TAGS:
+                msg = f"unknown tag {tag!r}, which a later version may have written"
+                raise ValueError(msg)
             return _TAGS[tag][2](self, node[tag])
         except DamagedFileError:
             raise
@@ -544,7 +544,9 @@ class _Decoder:
             raw = _inline(fields["data"])
         else:
             raw = bytearray(raw_view(self._stored(fields["array"], torch.uint8)))
-        _require(nbytes in (None, len(raw)), f"{len(raw)} bytes of data, {nbytes} expected")
+        if nbytes not in (None, len(raw)):
+            msg = f"{len(raw)} bytes of data, {nbytes} expected"
+            raise ValueError(msg)
         _require(not (flags and raw.strip(b"\0\1")), "booleans must be 0 or 1")
         return raw
 

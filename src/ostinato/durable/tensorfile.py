@@ -24,7 +24,6 @@ from ostinato.durable.files import (
     damaged,
     new_contents,
     new_token,
-    open_file,
     opened,
     pread,
     read_into,
@@ -234,10 +233,8 @@ def write_tree(path: Path, tree: Mapping[str, Any], format_name: str, *, sync: b
         if sync:
             sync_fd(fd)
         if format_name == "pkl":  # the values are known: nothing is unpickled
-            header = _pickled_header(os.fstat(fd).st_size, values)
-        else:
-            header = _READERS[format_name](fd, temporary)
-    return header, sink.checksum()
+            return _pickled_header(fd, values), sink.checksum()
+        return _READERS[format_name](fd, temporary), sink.checksum()
 
 
 def read_header(path: Path, format_name: str, *, allow_pickle: bool) -> Header:
@@ -248,9 +245,6 @@ def read_header(path: Path, format_name: str, *, allow_pickle: bool) -> Header:
         OptionError: It is a pickle, and `allow_pickle` is False.
     """
     check_format(format_name, allow_pickle=allow_pickle)
-    if format_name == "pkl":
-        values = _unpickle(path)
-        return _pickled_header(path.stat().st_size, values)
     with opened(path) as fd:
         return _READERS[format_name](fd, path)
 
@@ -263,9 +257,9 @@ def read_tree(path: Path, format_name: str, *, allow_pickle: bool) -> dict[str, 
         OptionError: It is a pickle, and `allow_pickle` is False.
     """
     check_format(format_name, allow_pickle=allow_pickle)
-    if format_name == "pkl":
-        return nest(_unpickle(path))
     with opened(path) as fd:
+        if format_name == "pkl":
+            return nest(_unpickle(fd, path))
         header = _READERS[format_name](fd, path)
         tensors = {placed.path: placed.read(fd, path).contiguous() for placed in header.tensors}
     return nest({**tensors, **header.plain})
@@ -333,9 +327,9 @@ def _write_pickle(sink: _Sink, values: dict[TreePath, Any]) -> None:
     pickle.dump(nest(values), sink, protocol=4)
 
 
-def _unpickle(path: Path) -> dict[TreePath, Any]:
+def _unpickle(fd: int, path: Path) -> dict[TreePath, Any]:
     """Unpickle a file, which executes code in it; called only if the user allows it."""
-    with os.fdopen(open_file(path), "rb") as stream:
+    with os.fdopen(fd, "rb", closefd=False) as stream:
         try:
             tree = pickle.load(stream)  # noqa: S301 - the user has allowed it
         except Exception as error:  # a damaged pickle may raise any exception
@@ -351,10 +345,10 @@ def _as_dict(tree: object, path: Path) -> dict[str, Any]:
     return tree
 
 
-def _pickled_header(nbytes: int, values: dict[TreePath, Any]) -> Header:
+def _pickled_header(fd: int, values: dict[TreePath, Any]) -> Header:
     """Return the header of a pickle, whose tensors have no offsets (-1)."""
     placed = (Placed(key, dtype_name(value.dtype), tuple(value.shape), -1) for key, value in _tensors(values).items())
-    return Header(nbytes, tuple(placed), _others(values))
+    return Header(os.fstat(fd).st_size, tuple(placed), _others(values))
 
 
 # -- safetensors: eight bytes of length, a JSON header, then the bytes of the tensors without gaps ---------------------
@@ -614,4 +608,8 @@ _WRITERS: dict[str, Callable[[_Sink, dict[TreePath, Any]], None]] = {
     "pkl": _write_pickle,
     "safetensors": _write_safetensors,
 }
-_READERS: dict[str, Callable[[int, Path], Header]] = {"pt": _read_archive, "safetensors": _read_safetensors}
+_READERS: dict[str, Callable[[int, Path], Header]] = {
+    "pt": _read_archive,
+    "pkl": lambda fd, path: _pickled_header(fd, _unpickle(fd, path)),
+    "safetensors": _read_safetensors,
+}

@@ -16,8 +16,7 @@ from ostinato import (
     SamplerWithoutReplacement,
     SliceSampler,
 )
-from ostinato.durable import read_manifest
-from ostinato.durable.manifest import FORMAT_VERSION
+from ostinato.durable import FORMAT_VERSION, CheckpointReader, read_manifest
 from ostinato.tools import inspect_checkpoint, verify
 
 from ...tags import TENSORS, buffer, fill, read_ids, rows
@@ -97,3 +96,21 @@ def test_saved_files_are_read(name: str) -> None:
             ids = [row["id"] for row in batch] if name == "objects" else batch["action"].tolist()
             by_slot = [7, 8, 2, 50 if name == "packed" else 3, 4, 5, 6]
             assert ids == [by_slot[slot] for slot in expected]
+
+
+def test_a_load_begins_again_where_another_save_replaces_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rb, other, read = whole("packed"), whole("packed"), CheckpointReader.read_into
+    fill(rb, range(3))
+    rb.dumps(tmp_path / "save")
+
+    def save_in_between(*args: Any, **options: Any) -> None:
+        monkeypatch.undo()
+        fill(rb, range(3, 5))
+        rb.dumps(tmp_path / "save")
+        read(*args, **options)
+
+    monkeypatch.setattr(CheckpointReader, "read_into", save_in_between)
+    other.loads(tmp_path / "save")
+    assert read_ids(other[:]) == [*range(5)]

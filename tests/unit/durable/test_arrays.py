@@ -155,24 +155,20 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"files": []}, "files must be a list"),
     ({"files": [GOLDEN_FILE, GOLDEN_FILE]}, "shape and dtype make 16"),
     ({"more": 1}, "exactly the keys"),
-]
-WRONG_FILES: list[tuple[dict[str, Any], str]] = [
     ({"file": 3}, "file must be a string"),
     ({"nbytes": 16.0}, "0 runs do not fit"),
     ({"runs": 2}, "2 runs do not fit"),
     ({"checksums": []}, "need 1 checksums"),
     ({"checksums": ["0" * 15 + "G"]}, "16 hexadecimal"),
-    ({"more": 1}, "exactly the keys"),
 ]
 
 
 def test_records_are_checked_field_by_field() -> None:
-    files = [({"files": [{**GOLDEN_FILE, **change}]}, message) for change, message in WRONG_FILES]
-    for change, message in WRONG + files:
+    for change, message in WRONG:
+        changed = {"files": [{**GOLDEN_FILE, **change}]} if change.keys() <= GOLDEN_FILE.keys() else change
         with pytest.raises(DamagedFileError, match=rf"obs.*{message}"):
-            ArrayRecord.from_json({**GOLDEN_RECORD, **change}, where="obs")
-    nodes: list[Any] = [None, [], {}, {key: value for key, value in GOLDEN_RECORD.items() if key != "files"}]
-    for node in nodes:
+            ArrayRecord.from_json({**GOLDEN_RECORD, **changed}, where="obs")
+    for node in (None, {}):
         with pytest.raises(DamagedFileError, match="exactly the keys"):
             ArrayRecord.from_json(node)
 

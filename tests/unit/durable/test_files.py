@@ -10,7 +10,7 @@ import pytest
 
 from ostinato.durable import atomic_write, files, fsync_dir, reserve, safe_join
 from ostinato.durable.files import new_directory
-from ostinato.errors import DamagedFileError, OptionError, StorageMemoryError
+from ostinato.errors import DamagedFileError, StorageMemoryError
 
 
 @pytest.mark.parametrize("step", ["sync_fd", "write_all"])
@@ -67,8 +67,6 @@ def test_reserve_takes_the_space(tmp_path: Path) -> None:
     assert path.stat().st_size == 2_000_000
     reserve(tmp_path / "empty", 0)
     assert (tmp_path / "empty").stat().st_size == 0
-    with pytest.raises(OptionError, match="0 or more"):
-        reserve(path, -1)
 
 
 def test_reserve_on_a_full_disk_gives_back_what_it_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

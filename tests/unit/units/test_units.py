@@ -141,7 +141,7 @@ def test_rows_that_stay_as_they_are_cannot_be_written() -> None:
         rb.extend(batch_of(Log(40).play(1)))
     assert len(rb) == 20
     rb.set_sampler(SliceSampler(slice_len=4, ends=ends[:5], cache_values=True))
-    with pytest.raises(SchemaError, match="one value per row .20 rows."):
+    with pytest.raises(SchemaError, match=r"one value per row .20 rows."):
         rb.sample()
 
 

@@ -188,7 +188,7 @@ def load_engine_states(
             loads.append(whole := _Load(target, state))
             views = target.engine.store.readers[1:]
             with readable("a replay buffer"):
-                mine = view_states(state, len(views))
+                mine = view_states(whole.state, len(views))
             for view, saved in zip(views, mine, strict=True):
                 loads.append(_Load(Target(view, view.transform, view.batch_size), saved, whole.made.store))
         for load in loads:
@@ -219,12 +219,17 @@ class _Load:
     """
 
     def __init__(self, target: Target, state: dict[str, Any], store: Store | None = None) -> None:
-        self.target, self.state = target, state
+        storage = target.engine.storage
         with readable("a replay buffer"):
+            saved = state["storage"]["state"]
+            if saved.get("schema") is not None:  # read once
+                saved = {**saved, "schema": Schema.from_json(saved["schema"], known=storage.schema)}
+                state = {**state, "storage": {**state["storage"], "state": saved}}
             self._pending, self._generator = check_state(target.engine, state, target.batch_size)
         if store is None:
             with readable("this storage"):
-                target.engine.storage.check_state(state["storage"]["state"])
+                storage.check_state(saved)
+        self.target, self.state = target, state
         self.made = target.engine.without_rows(store)
 
     def parts(self) -> None:
@@ -238,8 +243,8 @@ class _Load:
         sampler = state["sampler"]["state"]
         with readable("this storage"):
             seam = made.storage.seam(saved)
-        order = torch.arange(saved_rows(state), device="cpu").roll(-seam)
-        if seam:
+        order = torch.arange(saved_rows(state), device="cpu").roll(-seam) if seam else None
+        if order is not None:
             self._check_turn()
             sampler = made.sampler.move_state(sampler, order)
         if sampler is None:
@@ -256,7 +261,7 @@ class _Load:
             made.writer.load_state_dict(state["writer"]["state"])
         with readable("this storage"):
             made.storage.load_state_dict(saved)
-        self._ring(order if seam else None)
+        self._ring(order)
         made.counts.written = int(state["rows_written"])
         made.counts.since_empty = int(state["rows_since_empty"])
 

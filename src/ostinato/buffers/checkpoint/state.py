@@ -131,7 +131,9 @@ def tensor_bytes(state: Any) -> int:
         if isinstance(value, Tensor):
             nbytes += value.nbytes
         elif isinstance(value, dict):
-            waiting += [item for key, item in value.items() if key not in {"items", "objects"}]
+            for key, item in value.items():
+                if key not in {"items", "objects"}:
+                    waiting.append(item)
         elif isinstance(value, (list, tuple)):
             waiting += value
     return nbytes
