@@ -476,8 +476,8 @@ class CheckpointWriter:
             dtype: Name of the dtype.
             shape: Shape, `[rows, ...]`.
             changed: Rows that differ from those in `older`; None writes all.
-            columns: Arrays that lie in packed rows: name, which must be free, offset in a row in bytes, dtype, and shape
-                of each.
+            columns: Arrays that lie in packed rows: name, which must be free, offset in a row in bytes, dtype, and
+                shape of each.
 
         Returns:
             The file, which says which rows it needs; None if the older files already hold all rows.
