@@ -476,19 +476,19 @@ class CheckpointWriter:
             dtype: Name of the dtype.
             shape: Shape, `[rows, ...]`.
             changed: Rows that differ from those in `older`; None writes all.
-            columns: Arrays that lie in packed rows: name, offset in a row in bytes, dtype, and shape of each.
+            columns: Arrays that lie in packed rows: name, which must be free, offset in a row in bytes, dtype, and
+                shape of each.
 
         Returns:
             The file, which says which rows it needs; None if the older files already hold all rows.
 
         Raises:
-            CheckpointError: A name is taken or not allowed.
+            CheckpointError: The name is taken or not allowed.
             StorageMemoryError: The disk is too small.
         """
         self._check_name(name)
         file = self._begin_rows(name, dtype, shape, changed)
         for column, offset, kind, extent in columns:
-            self._check_name(column)
             packed = self._records[name].row_bytes
             self._records[column] = ArrayRecord(dtype_name(kind), extent, (), packed, name, offset)
         return file

@@ -168,7 +168,7 @@ def test_records_are_checked_field_by_field() -> None:
         changed = {"files": [{**GOLDEN_FILE, **change}]} if change.keys() <= GOLDEN_FILE.keys() else change
         with pytest.raises(DamagedFileError, match=rf"obs.*{message}"):
             ArrayRecord.from_json({**GOLDEN_RECORD, **changed}, where="obs")
-    nodes: tuple[Any, ...] = (None, {})
+    nodes: list[Any] = [None, {}]
     for node in nodes:
         with pytest.raises(DamagedFileError, match="exactly the keys"):
             ArrayRecord.from_json(node)
