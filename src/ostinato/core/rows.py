@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import sys
 from operator import itemgetter
@@ -296,8 +295,10 @@ class Schema:
                 kinds.require_batch(data, lead)
                 fields = kinds.fields_of(data)
             if len(fields) == len(tree[0].keys):
-                with contextlib.suppress(KeyError):  # the checks below name the field
+                try:
                     return list(self._get(fields))
+                except KeyError:
+                    pass  # the checks below name the field
         out: list[Any] = []
         objects: list[Any] = []
         _collect(tree, data, (), lead, (out, objects))
