@@ -183,19 +183,24 @@ class EpisodeTable:
             OptionError: Wrong shapes, dtypes or devices, or a run that does not continue the last one; nothing has
                 been recorded then.
         """
-        self._check_run(run)
-        total = run.skip + run.rows
+        start, rows, capacity, skip = run
+        if rows < 1 or capacity != self.capacity or self._moved is not None or type(self._rows) is NumpyEpisodes:
+            self._check_run(run)
+        total = skip + rows
         flags = None if ends is None else _checked("ends", ends, torch.bool, total)
         ids = None if trajectories is None else _checked("trajectories", trajectories, torch.int64, total)
         inside = None if mask is None else _checked("mask", mask, torch.bool, total)
-        if not run.rows:
+        if not rows:
             return
         if self._moved is not None:  # rows that become the first ones, as the run overwrites the rows before them
             after = self.shift(run.slots(), 1)
-            self._moved = after[(after - run.start) % self.capacity >= run.rows]
-        self._rows.record_write(
-            run.start, run.rows, run.skip, *[0 if x is None else x.data_ptr() for x in (flags, ids, inside)]
-        )
+            self._moved = after[(after - start) % capacity >= rows]
+        at = [0 if x is None else x.data_ptr() for x in (flags, ids, inside)]
+        try:
+            self._rows.record_write(start, rows, skip, *at)
+        except (IndexError, ValueError):  # of the native table, before it has changed anything
+            self._check_run(run)
+            raise
 
     def _check_run(self, run: Run) -> None:
         start, rows, capacity, skip = run

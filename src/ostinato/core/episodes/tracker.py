@@ -6,6 +6,7 @@ The tracker records episodes as rows are written, and reads them from the storag
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, final
 
 import torch
@@ -122,26 +123,26 @@ class Episodes:
         keys = (self.end_key is None, frozenset(self.end_paths), self.traj_path, self.mask_path, self.step_path)
         return (*keys, id(self.ends), id(self.trajectories))
 
-    @property
+    @cached_property
     def end_paths(self) -> tuple[Path, ...]:
         """The end keys as paths."""
         return _paths(self.end_key)
 
-    @property
+    @cached_property
     def traj_path(self) -> Path | None:
         """The trajectory key as a path; the first of several."""
         return next(iter(self._traj_paths), None)
 
-    @property
+    @cached_property
     def _traj_paths(self) -> tuple[tuple[str, ...], ...]:
         return _paths(self.traj_key)
 
-    @property
+    @cached_property
     def mask_path(self) -> Path | None:
         """The mask key as a path."""
         return next(iter(_paths(self.mask_key)), None)
 
-    @property
+    @cached_property
     def step_path(self) -> Path | None:
         """The step key as a path."""
         return next(iter(_paths(self.step_key)), None)
@@ -157,7 +158,7 @@ class Episodes:
         by_usual_names = self.end_key is None and (self.traj_key is None or self.optional)
         return by_usual_names and self.mask_key is None and self.step_key is None and not self.fixed
 
-    @property
+    @cached_property
     def paths(self) -> tuple[Path, ...]:
         """The fields that are read."""
         others = (self.traj_path, self.mask_path, self.step_path)
