@@ -10,6 +10,7 @@ from ostinato._optional import require
 from ostinato.buffers.checkpoint.load import with_state
 from ostinato.buffers.checkpoint.save import save_buffer
 from ostinato.buffers.checkpoint.state import read_generator
+from ostinato.buffers.lifecycle import name_methods
 from ostinato.buffers.mixing import (
     EnsembleEngine,
     EnsemblePipeline,
@@ -858,3 +859,6 @@ def _dataset(given: Any, batch_size: int | None, options: dict[str, Any]) -> Any
         )
         raise KindError(msg)
     return given
+
+
+name_methods("ReplayBufferEnsemble", RoutedBuffer)

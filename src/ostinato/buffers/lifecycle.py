@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from multiprocessing.context import get_spawning_popen
 from threading import RLock
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from ostinato.buffers.options import check_drop_last, check_episodes, check_generator, check_pin, part
@@ -294,3 +295,12 @@ class Lifecycle:
         engine.pending.clear()
         engine.pending.extend(drawn)
         self._pipeline = self._pipeline_class(self._engine, depth)
+
+
+def name_methods(public: str, *bases: type) -> None:
+    """Let Python's errors about arguments name the public class, such as `ReplayBuffer.sample`, not its private bases."""
+    for base in bases:
+        for name, given in vars(base).items():
+            method = getattr(given, "__func__", given)  # of a class method
+            if isinstance(method, FunctionType):
+                method.__qualname__ = f"{public}.{name}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from functools import partial, reduce
 from operator import getitem
-from types import FunctionType
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
 import torch
@@ -14,7 +13,7 @@ from torch.compiler import is_dynamo_compiling
 from ostinato.buffers.checkpoint.state import own_copy
 from ostinato.buffers.conditional_updates import as_stored, parse_conditional
 from ostinato.buffers.direct import defined_together, direct_rows, find_direct
-from ostinato.buffers.lifecycle import Lifecycle
+from ostinato.buffers.lifecycle import Lifecycle, name_methods
 from ostinato.buffers.options import (
     BufferOptions,
     check_drop_last,
@@ -1099,13 +1098,4 @@ def _update_after(wait: Callable[[], Any], update: Callable[[], ConditionalUpdat
     return update()
 
 
-def _name_methods() -> None:
-    """Let Python's errors about arguments name `ReplayBuffer.sample`, whatever base class has the method."""
-    for base in (Sampling, Lifecycle):
-        for name, given in vars(base).items():
-            method = getattr(given, "__func__", given)  # of a class method
-            if isinstance(method, FunctionType):
-                method.__qualname__ = f"ReplayBuffer.{name}"
-
-
-_name_methods()
+name_methods("ReplayBuffer", Sampling, Lifecycle)
