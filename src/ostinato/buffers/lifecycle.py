@@ -298,7 +298,7 @@ class Lifecycle:
 
 
 def name_methods(public: str, *bases: type) -> None:
-    """Let Python's errors about arguments name the public class, such as `ReplayBuffer.sample`, not its private bases."""
+    """Let Python's errors about arguments name a public class, as `ReplayBuffer.sample`, not its private bases."""
     for base in bases:
         for name, given in vars(base).items():
             method = getattr(given, "__func__", given)  # of a class method
