@@ -66,7 +66,11 @@ PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "frames": lambda: {"sample_unit": FrameStack(3, ["image"], merge=True)},
     "frames without next": lambda: {"sample_unit": FrameStack(2, ["obs"])},
     "episodes alone": lambda: {"episodes": Episodes()},
+    "versions": lambda: {"version_key": "action"},
+    "remover": lambda: {"remover": "lifo"},
 }
+WRITTEN_IN_GENERAL = {"versions", "remover"}
+"""Draws are direct, writes are not: more follows the rows."""
 
 
 def make(parts: str) -> ReplayBuffer:
@@ -137,7 +141,8 @@ def test_direct_calls_give_what_torch_alone_gives(parts: str) -> None:
         with use_backend(way):
             program = Forms(make(parts), parts)
             found.append(program.run(400))
-            assert program.used > 40 if way == "native" else not program.used
+            least = 20 if parts in WRITTEN_IN_GENERAL else 40
+            assert program.used > least if way == "native" else not program.used
     for one, other in zip(*found, strict=True):
         assert one == other
 
@@ -157,7 +162,7 @@ def test_common_buffers_have_direct_calls() -> None:
 
 
 def test_windows_have_direct_calls() -> None:
-    for parts in PARTS.keys() - {"memory", "mapped"}:
+    for parts in PARTS.keys() - {"memory", "mapped", *WRITTEN_IN_GENERAL}:
         rb, rng = make(parts), np.random.default_rng(0)
         for _ in range(2):
             rb.extend(rows(rng, 30))
