@@ -70,7 +70,7 @@ struct StoredRows {
     }
 };
 
-/// What a buffer counts; see buffers/engine.py.
+/// What a buffer counts; see buffers/store.py.
 struct BufferCounts {
     std::int64_t written = 0;
     std::int64_t since_empty = 0;
