@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # for editors and type checkers; `_MODULES` says the same at 
         traj,
     )
     from ostinato.buffers.datasets import export
+    from ostinato.buffers.observer import Observer, RowValues
     from ostinato.collect import VectorEnvRecorder
     from ostinato.core.episodes.continuity import DEFAULT_DONE_KEYS, find_start_stop_traj
     from ostinato.core.episodes.tracker import Episodes
@@ -148,6 +149,7 @@ __all__ = [  # noqa: RUF022 (plain order: ruff would put the constant first)
     "NStep",
     "Nested2TED",
     "NestedStorageCheckpointer",
+    "Observer",
     "OfflineToOnlineReplayBuffer",
     "ParameterScheduler",
     "PrioritizedReplayBuffer",
@@ -167,6 +169,7 @@ __all__ = [  # noqa: RUF022 (plain order: ruff would put the constant first)
     "ReservoirWriter",
     "RewardScale",
     "RoundRobinWriter",
+    "RowValues",
     "SampleUnit",
     "Sampler",
     "SamplerEnsemble",
@@ -236,6 +239,7 @@ _MODULES = {
         "traj",
     ),
     "buffers.datasets": ("export",),
+    "buffers.observer": ("Observer", "RowValues"),
     "collect": ("VectorEnvRecorder",),
     "core.episodes.continuity": ("DEFAULT_DONE_KEYS", "find_start_stop_traj"),
     "core.episodes.tracker": ("Episodes",),

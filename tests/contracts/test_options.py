@@ -40,6 +40,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "RaggedTensorStorage": {"max_size": 4, "ragged": "tokens"},
     "RateLimiter": {"samples_per_insert": 1.0, "min_size_to_sample": 1, "error_buffer": 10},
     "RewardScale": {"scale": 2.0},
+    "RowValues": {"name": "weight"},
     "SequenceUnit": {"length": 3},
     "SliceSampler": {"slice_len": 2},
     "SliceSamplerWithoutReplacement": {"slice_len": 2},

@@ -20,6 +20,7 @@ from ostinato import (
     ReplayBuffer,
     ReplayBufferEnsemble,
     RoundRobinWriter,
+    RowValues,
     SamplerWithoutReplacement,
     TensorDictReplayBuffer,
 )
@@ -71,6 +72,13 @@ def test_a_handle_has_every_public_name_of_a_buffer() -> None:
             if "timeout_s" not in names and "timeout_s" in other:
                 other.remove("timeout_s")  # calls of an actor have a deadline
             assert other == names, name
+
+
+def test_an_observer_follows_the_rows_in_the_actor(remote: Any) -> None:
+    rb = remote()
+    rb.observe(RowValues("weight", 2.0))
+    rb.extend(rows(3))
+    assert rb.apply(lambda mine: mine._engine.view().values["weight"][:3].tolist()) == [2.0] * 3
 
 
 # -- draws ------------------------------------------------------------------------------------------------------------

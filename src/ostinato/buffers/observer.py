@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
+
+from ostinato.core.options import check_number
+from ostinato.samplers.base import written
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -30,8 +35,19 @@ class Observer:
 
     The store calls every method under its lock, and passes itself: an observer holds no reference to it. All checks
     (`check`, `place`, `check_placement`, `before_change`, `check_removal`, `plan_move`) come before the first change;
-    these methods alone may raise.
+    these methods alone may raise. An observer of your own is given to `ReplayBuffer.observe`; its state is saved and
+    loaded with the buffer.
     """
+
+    row_values: tuple[str, ...] = ()
+    """Entries of the state with one value for each row, which follow the rows when a load moves them."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state: tensors and plain values. Nothing is copied."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned, in a copy that takes the place of this observer if the load succeeds."""
 
     def direct(self, store: Store) -> bool:  # noqa: ARG002
         """Whether native calls may write rows, which report their slots to prioritized samplers alone."""
@@ -121,3 +137,76 @@ class Observers(NamedTuple):
 
         writing, placing = overriding("check", "written"), overriding("place", "check_placement")
         return cls(observers, overriding("wait"), writing, placing, overriding("before_write"))
+
+
+class RowValues(Observer):
+    """One number for each row, in step with the rows: a column of your own. Give it to `ReplayBuffer.observe`.
+
+    Samplers find it as `view.values[name]`, `[n]` for at least the rows present, on their device; the number of a
+    deleted row is 0. Override `first`, and any event that changes the numbers.
+
+    Args:
+        name: of the column.
+        default: the number of a new row.
+        dtype: of the numbers.
+    """
+
+    row_values = ("values",)
+
+    def __init__(self, name: str, default: float = 0, dtype: torch.dtype = torch.float32) -> None:
+        self.name, self.default = name, check_number("default", default)
+        self.values = torch.zeros(0, dtype=dtype, device="cpu")
+
+    def first(self, store: Store, incoming: Incoming) -> Tensor | float:  # noqa: ARG002
+        """Return the numbers of new rows, `[rows]`, or one for all of them. May raise: nothing is written then."""
+        return self.default
+
+    def _fit(self, store: Store, rows: int) -> None:
+        """Have a number for each slot that so many more rows may take; the size doubles."""
+        held = self.values.shape[0]
+        more = min(store.ring.capacity, max(store.ring.rows + rows, 2 * held)) - held
+        if store.ring.rows + rows > held and more > 0:
+            values = self.values.to(store.ring.device)
+            self.values = torch.cat((values, torch.zeros(more, dtype=values.dtype, device=values.device)))
+
+    def check(self, store: Store, incoming: Incoming) -> Tensor:
+        """Return the numbers of new rows."""
+        self._fit(store, incoming.rows)
+        return torch.as_tensor(self.first(store, incoming), dtype=self.values.dtype, device=self.values.device).expand(
+            incoming.rows
+        )
+
+    def written(self, store: Store, placement: Placement, found: Tensor) -> None:  # noqa: ARG002
+        """Set the numbers of new rows."""
+        slots, values = written(placement, found, self.values.device)
+        self.values[slots] = found[:0] if values is None else values
+
+    def removed(self, store: Store, slots: Tensor) -> None:  # noqa: ARG002
+        """Forget the numbers of deleted rows."""
+        self.values[slots] = 0
+
+    def plan_move(self, store: Store, slots: Tensor) -> Callable[[], None]:  # noqa: ARG002
+        """Return what moves the numbers with their rows."""
+
+        def follow() -> None:
+            self.values = self.values[slots]
+
+        return follow
+
+    def cleared(self, store: Store) -> None:  # noqa: ARG002
+        """Forget all numbers."""
+        self.values.zero_()
+
+    def replaced(self, store: Store) -> None:
+        """Give the rows that are there the default number."""
+        self.values = self.values[:0]
+        self._fit(store, 0)
+        self.values[: store.ring.rows] = self.default
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the numbers."""
+        return {"values": self.values}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore numbers."""
+        self.values = state["values"].to(self.values.dtype).clone()

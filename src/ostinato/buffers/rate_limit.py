@@ -566,11 +566,11 @@ class Gate(Observer):
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
-    def state_dict(self, queued: Sequence[Ticket]) -> dict[str, Any]:
+    def state(self, queued: Sequence[Ticket]) -> dict[str, Any]:
         """Return the counts: rows drawn are those delivered and those queued, as only these will ever arrive."""
         return {**self.flow.state_dict(), "drawn": self._delivered + sum(map(rows_of, queued))}
 
-    def load_state_dict(self, state: dict[str, Any] | None, ring: Ring, pending: Sequence[Ticket]) -> None:
+    def load_state(self, state: dict[str, Any] | None, ring: Ring, pending: Sequence[Ticket]) -> None:
         """Restore counts. The rules stay this buffer's own: saved under others, the counts restart."""
         differing = self.flow.load_state_dict(state, ring.rows)
         self._delivered = self.flow.drawn - sum(map(rows_of, pending))

@@ -380,6 +380,7 @@ class Reader:
                 None if old.versions is None else old.versions.path,
                 None if old.remover is None or old.remover.implied else old.remover.name,
             )
+            made.store.added = tuple(map(_copy_of, old.added))
         made.counts.redone = self.counts.redone
         return made
 

@@ -14,6 +14,7 @@ from ostinato.buffers.checkpoint.state import own_copy
 from ostinato.buffers.conditional_updates import as_stored, parse_conditional
 from ostinato.buffers.direct import defined_together, direct_rows, find_direct
 from ostinato.buffers.lifecycle import Lifecycle, name_methods
+from ostinato.buffers.observer import Observer
 from ostinato.buffers.options import (
     BufferOptions,
     check_drop_last,
@@ -569,6 +570,29 @@ class ReplayBuffer(Sampling):
         storage = self._engine.store.source.storage
         index = placement.positions(None if storage.device == _CPU else storage.device)
         return index if storage.ndim == 1 else torch.stack((index // storage.num_envs, index % storage.num_envs), -1)
+
+    def observe(self, observer: Observer) -> None:
+        """Report to an observer of your own what happens to the rows, from now on and first of the rows present.
+
+        Its state is saved and loaded with the buffer: add the same observers, in the same order, before a load. Writes
+        are then made in Python, not by the extension alone, unless its `direct` says otherwise.
+
+        Args:
+            observer: overrides the events that it follows; see `ostinato.Observer`.
+
+        Raises:
+            KindError: if it is no `Observer`.
+            UsageError: for a view, an ensemble, and a buffer that processes share.
+        """
+        given: Any = observer
+        if not isinstance(given, Observer):
+            msg = f"observe() takes an ostinato.Observer, got {type(observer).__name__}: subclass it"
+            raise KindError(msg)
+        store = self._engine.own_store("take an observer") if isinstance(self._engine, Reader) else None
+        if store is None:
+            msg = f"the rows of this {type(self).__name__} are not all written here: observe a private buffer"
+            raise UsageError(msg)
+        store.observe(observer)
 
     @property
     def sample_unit(self) -> SampleUnit | None:

@@ -10,7 +10,7 @@ import torch
 from ostinato.buffers.checkpoint.save import Saves
 from ostinato.buffers.continuity import warn_of_order
 from ostinato.buffers.drawn_ahead import DrawnAhead
-from ostinato.buffers.observer import Incoming, Observer, Observers
+from ostinato.buffers.observer import Incoming, Observer, Observers, RowValues
 from ostinato.buffers.options import (
     check_budget_parts,
     check_pair,
@@ -93,6 +93,8 @@ class Store:
     pin = False
     """Whether batches are gathered into page-locked memory."""
     versions: Versions | None = None
+    added: tuple[Observer, ...] = ()
+    """Observers of the user's own."""
     remover: Remover | None = None
     """What chooses the rows that new ones replace; None leaves that to the writer."""
     edits_seen = 0
@@ -164,8 +166,16 @@ class Store:
                 *(option for option in options if option is not None),
                 *(RankedRows() for path in (self.writer.rank_path,) if path is not None),
                 *(observer for reader in self.readers for observer in reader.observers),
+                *self.added,
             )
         return found
+
+    def observe(self, observer: Observer) -> None:
+        """Report events to an observer of the user's own from now on, first the rows that are there."""
+        with self.lock:
+            self.added = (*self.added, observer)
+            self.parts_changed()
+            observer.replaced(self)
 
     def parts_changed(self) -> None:
         """End direct calls: parts of the buffer are about to change. Under the lock, or where no call can be made."""
@@ -181,9 +191,16 @@ class Store:
         if tracker is None or rows == 0:
             left = self.left
             some = None if left is None or not left.free else left
-            return View(rows, capacity, cursor, ring, ring.device, None, some, stored)
+            return View(rows, capacity, cursor, ring, ring.device, None, some, stored, (), self._values())
         episodes, starts = tracker.view(storage)
-        return View(rows, capacity, cursor, ring, ring.device, episodes, starts, stored, tracker.ends)
+        values = self._values()
+        return View(rows, capacity, cursor, ring, ring.device, episodes, starts, stored, tracker.ends, values)
+
+    def _values(self) -> dict[str, Tensor] | None:
+        """Return the numbers that `RowValues` keep, by name."""
+        if not self.added:
+            return None
+        return {observer.name: observer.values for observer in self.added if isinstance(observer, RowValues)}
 
     @property
     def left(self) -> Eligible | None:

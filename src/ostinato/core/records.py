@@ -15,7 +15,7 @@ from ostinato.core.rows import as_bits
 from ostinato.errors import CheckpointError, KeyMissingError, KindError, OptionError, SchemaError, SlotError
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+    from collections.abc import Hashable, Mapping, Sequence
 
     from torch import Tensor
 
@@ -118,6 +118,8 @@ class View(NamedTuple):
     """Stored fields, for a sampler that reads some (`Sampler.reads`); None for others."""
     ends: tuple[Path, ...] = ()
     """Fields that end episodes, if the buffer, its unit or its sampler name some."""
+    values: Mapping[str, Tensor] | None = None
+    """Numbers of each slot that a `RowValues` keeps, by its name; None without such."""
 
     def read(self, slots: Tensor, path: Path) -> Tensor | list[Any]:
         """Return one stored field of rows: a tensor `[n, *shape]`, or a list of `n` Python objects. Copy.

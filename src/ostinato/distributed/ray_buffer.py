@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato.buffers import BufferStats, ConditionalUpdateResult
+    from ostinato.buffers.observer import Observer
     from ostinato.buffers.options import AnyBufferOptions
     from ostinato.buffers.rate_limit import RateLimiter
     from ostinato.buffers.trajectory_view import Trajectory
@@ -667,6 +668,10 @@ class RayReplayBuffer:
         """Add a transform before position `index` of the chain, in the actor. Returns the handle."""
         self._client.call(self._drop(timeout_s), "insert_transform", index, transform, invert=invert)
         return self
+
+    def observe(self, observer: Observer, *, timeout_s: float | None = None) -> None:
+        """Report to a copy of an observer what happens to the rows, in the actor; see `ReplayBuffer.observe`."""
+        self._client.call(self._drop(timeout_s), "observe", observer)
 
     def set_rng(self, generator: torch.Generator | None, *, timeout_s: float | None = None) -> None:
         """Draw with a copy of a generator from now on, None: the actor's global one; see `ReplayBuffer.set_rng`."""

@@ -141,6 +141,7 @@ class RemoteTensorDictReplayBuffer(TensorDictReplayBuffer):
     load_state_dict = _on_owner(TensorDictReplayBuffer.load_state_dict)
     load = loads = _on_owner(TensorDictReplayBuffer.loads)
     mark_update = _on_owner(TensorDictReplayBuffer.mark_update)
+    observe = _on_owner(TensorDictReplayBuffer.observe)
     next = _on_owner(TensorDictReplayBuffer.next)
     query = _on_owner(TensorDictReplayBuffer.query)
     register_load_hook = _on_owner(TensorDictReplayBuffer.register_load_hook)

@@ -23,6 +23,7 @@ from ostinato.core.ring import Ring
 from ostinato.core.rows import Schema
 from ostinato.durable import CheckpointReader, progress
 from ostinato.errors import CheckpointError, OptionError, SavedOverError
+from ostinato.samplers.base import moved
 from ostinato.storages.checkpoint import clear_filled, get_rows, hooks_of, readable, restore_rows
 from ostinato.storages.tensor import raise_mapped_ring
 
@@ -261,6 +262,10 @@ class _Load:
             made.writer.load_state_dict(state["writer"]["state"])
         with readable("this storage"):
             made.storage.load_state_dict(saved)
+        for observer, part in zip(made.store.added, state.get("observers", []), strict=True):
+            own = part["state"] if order is None else moved(part["state"], order, observer.row_values, ())
+            with readable("this observer"):
+                observer.load_state_dict(own)
         self._ring(order)
         made.counts.written = int(state["rows_written"])
         made.counts.since_empty = int(state["rows_since_empty"])
@@ -303,7 +308,7 @@ class _Load:
         revived = (revive(made, ticket) for ticket in made.retake([_of(made, ticket) for ticket in self._pending]))
         made.pending.extend(ticket for ticket in revived if ticket is not None)
         if made.gate is not None:
-            made.gate.load_state_dict(state.get("flow"), made.ring, made.pending)
+            made.gate.load_state(state.get("flow"), made.ring, made.pending)
         made.counts.drawn = int(state["rows_drawn"])
 
     def exchange(self) -> None:
@@ -318,6 +323,8 @@ class _Load:
             vars(store.writer).update(vars(made.writer))
             store.writer.follow(store.generations_of)
             store.storage_followed()
+            for observer, loaded in zip(store.added, made.store.added, strict=True):
+                vars(observer).update(vars(loaded))
         vars(engine.sampler).update(vars(made.sampler))
         engine.counts, engine.tracker, engine.gate = made.counts, made.tracker, made.gate
         if engine.gate is not None:

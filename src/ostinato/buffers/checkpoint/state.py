@@ -159,6 +159,7 @@ def engine_state(
         **_reader_state(engine, queued, transform, batch_size),
         **({} if engine.store.left is None else {"deleted": engine.store.left.state()}),
         **({"views": views} if views else {}),
+        **({"observers": list(map(_part_state, engine.store.added))} if engine.store.added else {}),
     }
 
 
@@ -178,7 +179,7 @@ def _reader_state(
         "batch_size": batch_size,
         "unit": _unit_name(engine),
         "pending": [show_ticket(ticket, engine) for ticket in (*queued, *engine.pending)],
-        **({} if engine.gate is None else {"flow": engine.gate.state_dict((*queued, *engine.pending))}),
+        **({} if engine.gate is None else {"flow": engine.gate.state((*queued, *engine.pending))}),
         **({} if engine.tracker is None else {"episodes": engine.tracker.state_dict(engine.storage)}),
     }
 
@@ -256,6 +257,10 @@ def check_state(
             shown = saved if isinstance(saved, str) else type(saved).__name__
             msg = f"the checkpoint's {name} is a {shown}, this buffer's a {mine}: make the buffer with matching parts"
             raise CheckpointError(msg)
+    observers = [part["class"] for part in state.get("observers", [])]
+    if observers != [type(observer).__name__ for observer in engine.store.added]:
+        msg = f"the checkpoint is of a buffer with the observers {observers}: add the same ones (rb.observe) first"
+        raise CheckpointError(msg)
     if engine.tracker is not None:
         if "deleted" in state and len(state["deleted"]):
             msg = "the checkpoint's rows were deleted one by one, this buffer, or a view of it, has windows or episodes"
