@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from tensordict import TensorDict
 
-from ostinato import ListStorage, RandomSampler, RayReplayBuffer, RoundRobinWriter, ShardedReplayBuffer
+from ostinato import ListStorage, Observer, RandomSampler, RayReplayBuffer, RoundRobinWriter, ShardedReplayBuffer
 
 from .handles import process_of
 
@@ -34,6 +34,7 @@ BY_NAME: dict[str, Any] = {
     "hook": len,
     "index": torch.tensor([0]),
     "key": "x",
+    "observer": Observer(),
     "path": f"{FOLDER.name}/saved",
     "sampler": RandomSampler(),
     "source": {"x": torch.zeros(2)},

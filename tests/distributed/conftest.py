@@ -127,6 +127,7 @@ def _begin_anew(buffer: Any, limiter: RateLimiter | None, transform: Any) -> Non
     reseed(buffer, 3)
     buffer._transform = Compose.of(transform)
     with buffer._engine.lock:
+        buffer._engine.store.added = ()
         buffer._engine.begin_limiter(limiter)
         buffer._engine.waiters.wake()
 
