@@ -670,9 +670,6 @@ class OfflineToOnlineReplayBuffer(ReplayBufferEnsemble):
         with Progress(progress, "load", unit=BYTES), online.saves.lock, self._engine.lock, online.lock:
             online.load(path, self.load_state_dict, verify=verify, mmap=mmap)
 
-    save = dump = dumps
-    load = loads
-
     def __len__(self) -> int:
         """Rows of the dataset and of the online buffer."""
         return len(self._offline) + len(self._online)

@@ -898,7 +898,7 @@ class ReplayBuffer(Sampling):
             The future result. An error is also raised by the next `sample`, `synchronize` or save, once.
 
         Raises:
-            UsageError: after `shutdown`.
+            UsageError: after `shutdown`, or without generations.
         """
         options = {
             "index": index,
@@ -915,6 +915,9 @@ class ReplayBuffer(Sampling):
 
     def _as_stored(self, options: dict[str, Any]) -> list[Any]:
         """Return the arguments of an update on the device of the rows, and what waits for their copies."""
+        if options["generation"] is None:
+            msg = "submit_update_if_present() needs the generations of the rows: pass the sample's index_generation"
+            raise UsageError(msg)
         return as_stored(self.storage, options)
 
     def mark_update(self, index: Any) -> None:
@@ -1092,8 +1095,17 @@ class ReplayBuffer(Sampling):
         with Progress(progress, "load", unit=BYTES), engine.saves.lock, engine.lock:
             engine.load(path, self.load_state_dict, verify=verify, mmap=mmap)
 
-    save = dump = dumps
-    load = loads
+    def save(self, path: str | Path, *, incremental: bool = False, progress: ProgressOption = None) -> None:
+        """Do `dumps`."""
+        self.dumps(path, incremental=incremental, progress=progress)
+
+    dump = save
+
+    def load(
+        self, path: str | Path, *, verify: bool = True, mmap: bool = False, progress: ProgressOption = None
+    ) -> None:
+        """Do `loads`."""
+        self.loads(path, verify=verify, mmap=mmap, progress=progress)
 
     def register_save_hook(self, hook: Callable[..., Any]) -> None:
         """Let a hook convert the rows when `dumps` saves them; see the storage's `register_save_hook`."""

@@ -401,9 +401,8 @@ class Store:
         if storage.budget:
             self._make_room(incoming.payload)
         scores = None if writer.rank_path is None else storage.scores(incoming.payload, writer.rank_path)
-        placement = None
-        for observer in observers.placing:
-            placement = observer.place(self, incoming) if placement is None else placement
+        offers = [observer.place(self, incoming) for observer in observers.placing]  # a queue counts rows there
+        placement = next((offer for offer in offers if offer is not None), None)
         chosen = placement is not None
         if placement is None:
             placement = writer.place(rows, self.ring, scores)

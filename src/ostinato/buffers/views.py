@@ -87,9 +87,9 @@ def make_view(buffer: ReplayBuffer, options: ViewOptions) -> dict[str, Any]:
         reader = Reader(store, sampler, generator, unit, own.episodes if episodes is None else episodes, own=False)
         reader.transform, reader.batch_size = transform, size
         sampler.move()
-        store.join(reader)
         if store.ring.rows:
             reader.begin_sampler()
+        store.join(reader)  # last: what raises leaves no reader behind
         record_owner(reader, sampler)
     return {
         "_viewed": buffer,

@@ -14,6 +14,7 @@ from ostinato import (
     LazyTensorStorage,
     NStep,
     PrioritizedSampler,
+    PrioritizedSliceSampler,
     QueueSampler,
     RandomSampler,
     RateLimiter,
@@ -26,6 +27,7 @@ from ostinato import (
 from ostinato.errors import (
     CheckpointError,
     EmptyBufferError,
+    KeyMissingError,
     OptionError,
     PriorityError,
     SchemaError,
@@ -233,6 +235,9 @@ def test_what_a_view_cannot_do(tmp_path: Path) -> None:
         (lambda: view.set_storage(LazyTensorStorage(3)), UsageError, "a view cannot"),
         (lambda: view.set_writer(rb.writer), UsageError, "a view cannot"),
     )
+    with pytest.raises(KeyMissingError) as kept:  # the error keeps what it left behind
+        rb.view(sampler=PrioritizedSliceSampler(20, 0.5, 0.5, slice_len=2, end_key="no"))
+    assert str(kept.value)
     assert len(rb._engine.store.readers) == 2  # type: ignore[union-attr]
 
 
