@@ -231,6 +231,13 @@ GROUPS = (
         section=IMPLEMENTED,
     ),
     Group(
+        "Observers",
+        "What follows the rows of a buffer, such as a number of each row.",
+        "Observer RowValues",
+        guide="extending.md",
+        section=IMPLEMENTED,
+    ),
+    Group(
         "Protocols",
         "Types of the values that custom parts and buffers exchange.",
         modules="ostinato.protocols",
