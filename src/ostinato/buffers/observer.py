@@ -99,7 +99,7 @@ class Observer:
     def plan_move(self, store: Store, slots: Tensor) -> Callable[[], None]:
         """Return what follows rows to other slots: that of `slots[i]` is about to be moved to `i`, others leave."""
         del store, slots
-        return _nothing
+        return nothing
 
     def cleared(self, store: Store) -> None:
         """All rows were removed."""
@@ -111,8 +111,8 @@ class Observer:
         """Values of any rows may have changed: read again what was read from them."""
 
 
-def _nothing() -> None:
-    """Follow nothing."""
+def nothing() -> None:
+    """Do nothing: what follows no move, or has nothing to undo."""
 
 
 class Observers(NamedTuple):

@@ -10,7 +10,7 @@ import torch
 from ostinato.buffers.checkpoint.save import Saves
 from ostinato.buffers.continuity import warn_of_order
 from ostinato.buffers.drawn_ahead import DrawnAhead
-from ostinato.buffers.observer import Incoming, Observer, Observers, RowValues
+from ostinato.buffers.observer import Incoming, Observer, Observers, RowValues, nothing
 from ostinato.buffers.options import (
     check_budget_parts,
     check_pair,
@@ -347,7 +347,7 @@ class Store:
         with self.lock:
             storage = self.source.storage
             laid_out = self.settled or storage.laid_out
-            undo = _nothing if laid_out else self._forget_schema
+            undo = nothing if laid_out else self._forget_schema
             try:
                 if not self.writer.mutable:
                     self.writer.place(1, self.ring, None)  # says that it takes no rows
@@ -656,7 +656,3 @@ class Store:
             return storage.gather(plan.records, pin=self.pin)
         leaves = storage.read_plan(plan, pin=self.pin)
         return storage.assemble(leaves, plan.records, plan.elsewhere)
-
-
-def _nothing() -> None:
-    """Change nothing."""
