@@ -15,7 +15,7 @@ from ostinato.compat.objectrl import ReplayBuffer as ObjectBuffer
 from ostinato.core.records import Draw
 from ostinato.testing import StorageContract
 from tests import registry
-from tests.device.backend import DEVICE
+from tests.device.place import DEVICE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -140,7 +140,7 @@ def check(make: Callable[[torch.device], Any]) -> None:
 
 
 def test_the_ring_of_isaacgymenvs() -> None:
-    buffer = AmpBuffer(50, "fakegpu")
+    buffer = AmpBuffer(50, DEVICE)
     for first in (0, 35):
         buffer.store({"id": torch.arange(first, first + 35, device=DEVICE)})
     drawn = torch.cat([buffer.sample(15)["id"] for _ in range(10)])
@@ -148,7 +148,7 @@ def test_the_ring_of_isaacgymenvs() -> None:
     buffer.reset()
     buffer.store({"id": torch.arange(5, device=DEVICE)})
     assert sorted(buffer.sample(5)["id"].tolist()) == list(range(5))
-    with pytest.raises(ostinato.errors.OptionError, match="field 'id' is on cpu, but this buffer is on fakegpu:0"):
+    with pytest.raises(ostinato.errors.OptionError, match=f"field 'id' is on cpu, but this buffer is on {DEVICE}"):
         buffer.store({"id": torch.arange(5)})
 
 
@@ -161,7 +161,7 @@ class TestContract(StorageContract):
     """The contract of storages, over rows on the device."""
 
     def make(self, capacity: int) -> Any:
-        return LazyTensorStorage(capacity, device="fakegpu")
+        return LazyTensorStorage(capacity, device=DEVICE)
 
 
 @pytest.mark.parametrize(("mode", "ndim"), [("NEXT_STEP", 1), ("SAME_STEP", 2)])
@@ -232,8 +232,8 @@ def test_samples_moved_to_the_cpu_and_to_the_device() -> None:
         return rb.sample()
 
     one = {key: value.clone() for key, value in sample(DEVICE, "cpu").items()}  # before anything else waits
-    other = sample(CPU, "fakegpu")
-    assert (places(one), places(other)) == ({"cpu"}, {"fakegpu"})
+    other = sample(CPU, DEVICE.type)
+    assert (places(one), places(other)) == ({"cpu"}, {DEVICE.type})
     assert same(one, on_cpu(other))
 
 

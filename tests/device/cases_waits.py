@@ -13,7 +13,7 @@ from tensordict import TensorDict
 import ostinato
 from ostinato import LazyTensorStorage, PrioritizedReplayBuffer, ReplayBuffer, TensorDictReplayBuffer
 from ostinato.compat.isaacgymenvs import ReplayBuffer as AmpBuffer
-from tests.device.backend import DEVICE, HostWaitError, no_wait, waits
+from tests.device.place import DEVICE, HostWaitError, no_wait, waits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -35,7 +35,7 @@ def rows(count: int = 30, first: int = 0, device: torch.device = DEVICE) -> dict
 
 
 def storage(**options: Any) -> LazyTensorStorage:
-    return LazyTensorStorage(100, device="fakegpu", **options)
+    return LazyTensorStorage(100, device=DEVICE, **options)
 
 
 def buffer(**parts: Any) -> ReplayBuffer:
@@ -130,7 +130,7 @@ def transformed() -> Iterator[Callable[[], object]]:
         ostinato.RenameFields({"reward": "gain"}),
         ostinato.RewardScale(2.0),
         ostinato.CastFields(torch.float64, "obs"),
-        ostinato.ToDevice("fakegpu"),
+        ostinato.ToDevice(DEVICE),
     )
     yield from sampling(*(buffer(transform=transform) for transform in chain))
     yield from sampling(buffer(collate_fn=dict))
@@ -149,7 +149,7 @@ def of_versions() -> Iterator[Callable[[], object]]:
 
 
 def ring() -> Iterator[Callable[[], object]]:
-    rb = AmpBuffer(50, "fakegpu")
+    rb = AmpBuffer(50, DEVICE)
     data = {key: rows()[key] for key in ("obs", "reward")}
     for _ in range(3):
         yield lambda: rb.store(data)

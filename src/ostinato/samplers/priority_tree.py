@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 import torch
+from torch.nn.functional import pad
 
 from ostinato._backend import backend
 from ostinato.core.records import check_slots
@@ -23,7 +24,7 @@ MAX_VALUE = 2.0**960
 WEIGHT_DTYPES = frozenset({torch.float32, torch.float64})
 """Dtypes of weights that the native extension writes."""
 _FAN = 8
-_SHIFT = 3
+_DEVICE_FAN = 256  # each level costs about twenty operations, whose start is what takes time on a GPU
 _CPU = torch.device("cpu")
 
 
@@ -34,17 +35,20 @@ def make_tree(capacity: int, device: torch.device) -> PriorityTree:
         capacity: number of slots, at least 1.
         device: device of slots and values.
     """
+    if device != _CPU:
+        return PriorityTree(capacity, device, fan=_DEVICE_FAN, lazy=True)
     native = backend.native
-    return PriorityTree(capacity, device) if native is None or device != _CPU else NativeTree(native.SumTree(capacity))
+    return PriorityTree(capacity, device) if native is None else NativeTree(native.SumTree(capacity))
 
 
 class PriorityTree:
     """Values of the slots `[0, capacity)`, zero at first; draws slot `i` with probability `value[i] / total`.
 
-    A sum tree in float64 with eight children per node. A parent is computed from its children, left to right, never
-    incremented, so sums do not drift, and equal leaves give equal totals to the last bit. This class works on any
-    device without a host sync: shapes depend on sizes known to the host alone. `NativeTree` gives the same results to
-    the last bit.
+    A sum tree in float64 with `fan` children per node. A parent is computed from its children in a fixed order, never
+    incremented, so sums do not drift, and equal leaves give equal totals to the last bit. `lazy` parents are computed
+    before they are read, all of them in a few operations: on a GPU it is the start of an operation that takes time.
+    This class works on any device without a host sync: shapes depend on sizes known to the host alone. On the CPU
+    `NativeTree` gives the same results to the last bit.
 
     Not thread-safe: the buffer's lock orders writes and draws. Dtypes, shapes and devices are those of the arguments
     named below; the caller sees to that, and on other devices than the CPU to slots and values as well.
@@ -61,16 +65,20 @@ class PriorityTree:
     native: SumTree | None = None
     """The native tree; None in the implementation in torch."""
 
-    def __init__(self, capacity: int, device: torch.device) -> None:
+    def __init__(self, capacity: int, device: torch.device, *, fan: int = _FAN, lazy: bool = False) -> None:
         self.capacity = capacity
+        self._fan = fan
+        self._lazy = lazy
+        self._stale = False
         self._sums: list[Tensor] = []
         nodes = capacity
         with torch.inference_mode(mode=False):  # updates come in any mode
             while not self._sums or nodes > 1:
-                nodes = -(-nodes // _FAN) if self._sums else nodes
-                self._sums.append(torch.zeros(-(-nodes // _FAN) * _FAN, dtype=torch.float64, device=device))
+                nodes = -(-nodes // self._fan) if self._sums else nodes
+                self._sums.append(torch.zeros(-(-nodes // self._fan) * self._fan, dtype=torch.float64, device=device))
             # zero stands for "no leaf above zero"; both trees share the leaves
             self._leasts = [self._sums[0]] + [torch.zeros_like(level) for level in self._sums[1:]]
+            self._zero = torch.zeros((), dtype=torch.float64, device=device)
         self._trees = ((self._sums, _sum), (self._leasts, _least))
         self.device = self._sums[0].device  # as tensors name it: "cuda" becomes "cuda:0"
         self._on_cpu = self.device.type == "cpu"
@@ -87,6 +95,7 @@ class PriorityTree:
     @property
     def total(self) -> float | Tensor:
         """Sum of all values; 0-dim tensor on devices other than the CPU. O(1)."""
+        self._recompute()
         total = self._sums[-1][0]
         return float(total) if self._on_cpu else total
 
@@ -98,6 +107,7 @@ class PriorityTree:
     @property
     def minimum(self) -> float | Tensor:
         """Smallest value above zero, infinity if there is none; 0-dim tensor on devices other than the CPU. O(1)."""
+        self._recompute()
         least = self._leasts[-1][0]
         least = torch.where(least > 0, least, torch.inf)
         return float(least) if self._on_cpu else least
@@ -117,8 +127,9 @@ class PriorityTree:
         slots, order = slots.sort(stable=True)
         last = torch.searchsorted(slots, slots, right=True) - 1  # equal slots all write the value of the last one
         self._sums[0].index_copy_(0, slots, values.index_select(0, order).index_select(0, last) + 0.0)
-        for level in range(1, len(self._sums)):
-            slots = slots >> _SHIFT
+        self._stale = self._lazy
+        for level in range(1, 1 if self._lazy else len(self._sums)):
+            slots = slots // self._fan
             if slots.shape[0] >= self._sums[level].shape[0]:
                 self._update_range(level, 0, self._sums[level].shape[0])
             else:
@@ -161,19 +172,18 @@ class PriorityTree:
             Slots int64 `[B]` and their values float64 `[B]`. A tree whose values are all zero gives slot 0 with value
             0; `NativeTree` raises `ValueError`.
         """
+        self._recompute()
         total = self._sums[-1][0]
-        at = _below((uniforms * total).clamp_(min=0.0), total)
-        at = torch.where(total > 0, at, -1.0)  # all values zero: -1 leads to slot 0, never outside
+        at = torch.where(total > 0, (uniforms * total).clamp_(min=0.0), -1.0)  # all values zero: slot 0, never outside
         nodes = torch.zeros_like(uniforms, dtype=torch.int64)
-        for level in reversed(self._sums):
-            children = level.view(-1, _FAN).index_select(0, nodes)
-            before = [torch.zeros_like(at)]
-            for child in range(_FAN - 1):
-                before.append(before[-1] + children[:, child])
-            prefixes = torch.stack(before, dim=1)
-            chosen = (prefixes[:, 1:] <= at.unsqueeze(1)).sum(dim=1, keepdim=True)
-            at = _below(at - prefixes.gather(1, chosen).squeeze(1), children.gather(1, chosen).squeeze(1))
-            nodes = nodes * _FAN + chosen.squeeze(1)
+        for level in self._sums[-2::-1] or self._sums:  # the last one holds the total alone
+            children = level.view(-1, self._fan).index_select(0, nodes)
+            ends = children.cumsum(dim=1)
+            present = ends * (children > 0)  # a child of value zero is never chosen, whatever rounding did to its end
+            at = torch.minimum(at, torch.nextafter(present.amax(dim=1), self._zero))
+            chosen = (present > at.unsqueeze(1)).byte().argmax(dim=1, keepdim=True)
+            at = at - pad(ends, (1, 0)).gather(1, chosen).squeeze(1)
+            nodes = nodes * self._fan + chosen.squeeze(1)
         return nodes, self._sums[0].index_select(0, nodes)
 
     def sample(
@@ -212,29 +222,34 @@ class PriorityTree:
         if self._on_cpu and not bool(((leaves >= 0) & (leaves < torch.inf)).all()):
             msg = "the values of a priority tree must be finite and at least 0: nothing has been written"
             raise OptionError(msg)
-        for tree, _ in self._trees:
-            for level in tree:
-                level.zero_()
-        if leaves.shape[0]:
-            torch.add(leaves, 0.0, out=self._sums[0][: leaves.shape[0]])
-            self._update_above(0, leaves.shape[0])
+        self._sums[0].zero_()
+        torch.add(leaves, 0.0, out=self._sums[0][: leaves.shape[0]])
+        self._update_above(0, self.capacity)
+
+    def _recompute(self) -> None:
+        """Compute all parents, if they are lazy and leaves have changed."""
+        if self._stale:
+            self._stale = False
+            for level in range(1, len(self._sums)):
+                self._update_range(level, 0, self._sums[level].shape[0])
 
     def _update_above(self, begin: int, end: int) -> None:
-        """Recompute all nodes above the leaves `[begin, end)`."""
-        for level in range(1, len(self._sums)):
-            begin, end = begin // _FAN, -(-end // _FAN)
+        """Recompute all nodes above the leaves `[begin, end)`, now or before they are read."""
+        self._stale = self._lazy
+        for level in range(1, 1 if self._lazy else len(self._sums)):
+            begin, end = begin // self._fan, -(-end // self._fan)
             self._update_range(level, begin, end)
 
     def _update_range(self, level: int, begin: int, end: int) -> None:
-        below = slice(begin * _FAN, min(end * _FAN, self._sums[level - 1].shape[0]))
+        below = slice(begin * self._fan, min(end * self._fan, self._sums[level - 1].shape[0]))
         for tree, combine in self._trees:
-            made = combine(tree[level - 1][below].view(-1, _FAN))
+            made = combine(tree[level - 1][below].view(-1, self._fan))
             tree[level][begin : begin + made.shape[0]] = made
 
     def _update_nodes(self, level: int, nodes: Tensor) -> None:
         """Recompute the nodes listed; for a node listed twice the same number is written twice."""
         for tree, combine in self._trees:
-            tree[level].index_copy_(0, nodes, combine(tree[level - 1].view(-1, _FAN).index_select(0, nodes)))
+            tree[level].index_copy_(0, nodes, combine(tree[level - 1].view(-1, self._fan).index_select(0, nodes)))
 
 
 @final
@@ -350,17 +365,9 @@ def _restored(capacity: int, device: torch.device, leaves: Tensor) -> PriorityTr
 
 
 def _sum(children: Tensor) -> Tensor:
-    total = children[:, 0]
-    for child in range(1, _FAN):
-        total = total + children[:, child]
-    return total
+    return children.cumsum(dim=1)[:, -1]  # `sum` adds in an order of its own
 
 
 def _least(children: Tensor) -> Tensor:
     least = torch.where(children > 0, children, torch.inf).amin(dim=1)
     return torch.where(least < torch.inf, least, 0.0)
-
-
-def _below(at: Tensor, end: Tensor) -> Tensor:
-    """Return `at`, or the largest number below `end` where rounding made `at` reach it."""
-    return torch.where(at < end, at, torch.nextafter(end, torch.zeros_like(end)))
