@@ -188,18 +188,16 @@ class Store:
         ring, storage = self.ring, self.source.storage
         counts, stored = ring.counts, storage if sampler.reads else None
         rows, capacity, cursor = counts.rows, counts.capacity, counts.cursor
+        values = self._values() if self.added else None
         if tracker is None or rows == 0:
             left = self.left
             some = None if left is None or not left.free else left
-            return View(rows, capacity, cursor, ring, ring.device, None, some, stored, (), self._values())
+            return View(rows, capacity, cursor, ring, ring.device, None, some, stored, (), values)
         episodes, starts = tracker.view(storage)
-        values = self._values()
         return View(rows, capacity, cursor, ring, ring.device, episodes, starts, stored, tracker.ends, values)
 
-    def _values(self) -> dict[str, Tensor] | None:
+    def _values(self) -> dict[str, Tensor]:
         """Return the numbers that `RowValues` keep, by name."""
-        if not self.added:
-            return None
         return {observer.name: observer.values for observer in self.added if isinstance(observer, RowValues)}
 
     @property

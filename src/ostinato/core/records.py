@@ -307,7 +307,7 @@ class Plan(NamedTuple):
         if isinstance(lengths, int):
             return cls(schema, firsts, episodes.slices(firsts, lengths), repeat=lengths)
         longest = pad or int(lengths.max())
-        rows, _ = episodes.window(firsts, 0, longest - 1)
+        rows = episodes.slices(firsts, longest).view(-1, longest)
         steps = torch.arange(longest, device=rows.device)
         inside = steps < lengths[:, None]
         if pad:
