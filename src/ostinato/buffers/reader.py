@@ -23,13 +23,14 @@ from ostinato.buffers.options import (
 )
 from ostinato.buffers.part_owners import check_free, record_owner
 from ostinato.buffers.policy_versions import begin_versions, no_versions
-from ostinato.buffers.priority_updates import as_sampler, check_sampler, priorities_of_rows, read_slots
+from ostinato.buffers.priority_updates import as_sampler, check_sampler, priorities_of_rows
 from ostinato.buffers.rate_limit import Ask, Gate, Stock, as_counting, check_counting
 from ostinato.buffers.records import Rows, Source, Ticket
 from ostinato.buffers.remover import check_deletable, make_remover
 from ostinato.buffers.store import Store
 from ostinato.core.counts import BufferCounts, make_counts
 from ostinato.core.episodes.tracker import EpisodeTracker, merge_episodes
+from ostinato.core.index import read_slots
 from ostinato.core.kinds import require_eager
 from ostinato.core.records import Plan, View
 from ostinato.errors import (

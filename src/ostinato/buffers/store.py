@@ -26,14 +26,13 @@ from ostinato.buffers.priority_updates import (
     check_sampler,
     generations_at,
     read_generations,
-    read_slots,
 )
 from ostinato.buffers.rate_limit import Waiters, as_counting
 from ostinato.buffers.records import Rows, Source, Ticket
 from ostinato.buffers.remover import Remover, check_deletable
 from ostinato.core.counts import BufferCounts, make_counts
 from ostinato.core.eligible import Eligible
-from ostinato.core.index import select
+from ostinato.core.index import read_slots, select
 from ostinato.core.kinds import require_eager
 from ostinato.core.records import Run, View
 from ostinato.core.ring import Ring

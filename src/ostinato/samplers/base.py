@@ -6,22 +6,29 @@ import warnings
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Protocol, final
 
+import numpy as np
 import torch
 
+from ostinato.core.index import Slots, read_slots
 from ostinato.core.options import LARGEST
 from ostinato.core.records import Run, View
 from ostinato.core.ring import Ring
 from ostinato.durable import CheckpointReader, CheckpointWriter
-from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError, PriorityError, SlotError
-from ostinato.samplers.priorities import reduce_items
+from ostinato.errors import (
+    CheckpointError,
+    EmptyBufferError,
+    KindError,
+    OptionError,
+    PriorityError,
+    SlotError,
+    UsageError,
+)
+from ostinato.samplers.priorities import one_each, read_priorities, reduce_items, steps_of_rows
 from ostinato.samplers.standalone import (
     Standalone,
     as_picks,
     check_request,
     index_and_info,
-    read_index,
-    read_values,
-    steps_of_rows,
 )
 
 if TYPE_CHECKING:
@@ -314,7 +321,7 @@ class Sampler(ABC):
         if self._standalone is not None:
             self._standalone.written()
         if self.counting or not isinstance(index, tuple) or len(index) == 1:
-            self.record(as_picks(read_index(index, None, _CPU)[0]))
+            self.record(as_picks(_slots_of(index, None, _CPU)[0]))
 
     def mark_update(self, index: Any, *, storage: BareStorage | None = None) -> None:  # noqa: ARG002
         """Record that rows of a bare storage were changed; prioritized samplers give them the default priority."""
@@ -472,10 +479,12 @@ class PrioritySampler(Sampler):
             The slots, without -1.
         """
         device = self.device if storage is None else storage.device
-        slots, shape = read_index(index, storage, device)
+        slots, shape = _slots_of(index, storage, device)
         check_not_negative(slots.cpu(), least=least)
         steps = None if self.slices else steps_of_rows(None if storage is None else storage.schema)
-        given = None if priority is None else read_values(priority, shape, self.reduce, steps).to(device)
+        given = None
+        if priority is not None:
+            given = one_each(read_priorities(priority, shape, steps).to(device), slots.shape[0], self.reduce)
         kept = slots >= 0
         slots, given = slots[kept].contiguous(), None if given is None else given[kept].contiguous()
         if not slots.numel():
@@ -680,6 +689,24 @@ def written(placement: Placement, values: Tensor | None, device: torch.device) -
     if isinstance(placement, Run):
         return placement.slots(device), None if values is None else values[placement.skip :]
     return placement.slots.to(device), None if values is None else values[placement.rows.to(values.device)]
+
+
+def _slots_of(index: Any, storage: BareStorage | None, device: torch.device) -> tuple[Tensor, tuple[int, ...]]:
+    """Return slots int64 `[n]`, and the shape of the index, which needs the storage if it has several dimensions.
+
+    Raises:
+        UsageError: if the storage is missing.
+    """
+    columns = len(index) if isinstance(index, tuple) else np.shape(index)[-1] if np.ndim(index) > 1 else 1
+    if columns == 1:
+        return read_slots(index, Slots(device))
+    if storage is None:
+        msg = (
+            "storage should be provided to update_priority() when the storage has more than one dimension, got an "
+            f"index of {columns} columns: pass storage=rb.storage"
+        )
+        raise UsageError(msg)
+    return read_slots(index, storage)
 
 
 def check_replacement(cls: type, *, replacement: bool) -> None:

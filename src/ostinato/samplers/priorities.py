@@ -9,11 +9,16 @@ import torch
 
 from ostinato.core.options import check_choice, check_integer
 from ostinato.core.rank_order import REDUCTIONS
-from ostinato.errors import CapacityError, OptionError, PriorityError, warn_caller
+from ostinato.core.records import require_values
+from ostinato.errors import CapacityError, KindError, OptionError, PriorityError, PriorityShapeError, warn_caller
 from ostinato.samplers.priority_tree import MAX_VALUE
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
+
+    from ostinato.core.rows import Schema
 
 _MAX_CAPACITY = 2**36
 _MAX_EXPONENT = 2.0
@@ -40,6 +45,98 @@ def reduce_items(items: Tensor, reduction: str) -> Tensor:
         msg = f"priorities of {items.shape[0]} items have the shape {list(items.shape)}: no number per item"
         raise PriorityError(msg)
     return flat[:, 0] if flat.shape[1] == 1 else REDUCTIONS[reduction](flat)
+
+
+def steps_of_rows(schema: Schema | None) -> int:
+    """Return the length of rows that are trajectories `[T, ...]`, where all fields have this dimension; else 1."""
+    shapes = () if schema is None else [leaf.shape for leaf in schema.leaves]
+    lengths = {shape[:1] for shape in shapes}
+    return next(iter(lengths))[0] if len(lengths) == 1 and () not in lengths else 1
+
+
+def check_one_each(given: tuple[int, ...], batch: tuple[int, ...], steps: int | None) -> None:
+    """Check that priorities are not those of all pairs of rows: `[B, B]` comes from `[B] - [B, 1]`, and is never meant.
+
+    Args:
+        given: shape of the priorities.
+        batch: shape of the index of the rows.
+        steps: steps of each row, where rows are trajectories; 1 for single rows, None for windows of any length.
+
+    Raises:
+        PriorityShapeError: if they are.
+    """
+    if batch and batch[-1] > 1 and given == (*batch, batch[-1]) and steps is not None and steps != batch[-1]:
+        msg = (
+            f"the priorities of an index of shape {list(batch)} have the shape {list(batch)}, or further dimensions of "
+            f"values of one row, got {list(given)}: a number for each pair of rows. Errors of shape [B] less "
+            "predictions of shape [B, 1] broadcast to [B, B]: use .squeeze(-1) on the latter. Where there are as many "
+            "values for each row as rows, reduce them first, such as .amax(-1)"
+        )
+        raise PriorityShapeError(msg)
+
+
+def read_priorities(priority: Any, batch: tuple[int, ...], steps: int | None) -> Tensor:
+    """Return priorities of rows that are indexed in the shape `batch`.
+
+    Args:
+        priority: a number or tensor or array: one for all rows, one for each, or `[*batch, *shape]`.
+        batch: shape of the index.
+        steps: see `check_one_each`.
+
+    Returns:
+        Any real dtype, on the device they came on: 0-dim for one priority of all rows, else `[n]` or `[n, *shape]`.
+
+    Raises:
+        KindError: if they are not real numbers, or have no values.
+        SchemaError: for another shape; a `RuntimeError` as well.
+    """
+    try:
+        values = (
+            priority
+            if isinstance(priority, torch.Tensor)
+            else torch.as_tensor(np.asarray(priority, dtype=np.float64), device="cpu")
+        )
+    except (TypeError, ValueError) as error:
+        msg = f"priorities are real numbers, got {type(priority).__name__} ({error})"
+        raise KindError(msg) from None
+    require_real(values)
+    require_values(values, "priorities")
+    values, shape, n = values.detach(), tuple(values.shape), int(np.prod(batch, dtype=np.int64))
+    if values.numel() == 1:
+        return values.reshape(())
+    check_one_each(shape, batch, steps)
+    if shape[: len(batch)] == batch:
+        return values.reshape(n, *shape[len(batch) :])
+    if values.numel() == n:
+        return values.reshape(-1)
+    msg = (
+        "priority should be a number or an iterable of the same length as index, or have its shape "
+        f"{list(batch)} (further dimensions are reduced per row), got shape {list(shape)}"
+    )
+    raise PriorityShapeError(msg)
+
+
+def require_real(values: Tensor) -> None:
+    """Check that priorities are real numbers.
+
+    Raises:
+        KindError: if they are not.
+    """
+    if values.dtype is torch.bool or values.is_complex():
+        msg = f"priorities must be real numbers, got {values.dtype}: pass absolute errors, such as td_error.abs()"
+        raise KindError(msg)
+
+
+def one_each(values: Tensor, rows: int, reduce: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return one priority for each of `rows` rows, float64 `[n]`, contiguous.
+
+    Args:
+        values: as `read_priorities` returns them.
+        rows: of the index.
+        reduce: reduces several priorities of a row, `[n, *shape]`, to one.
+    """
+    values = reduce(values) if values.ndim > 1 else values.to(torch.float64)
+    return values.expand((rows,)).contiguous()
 
 
 def check_exponent(name: str, value: Any) -> float:
