@@ -13,7 +13,7 @@ from ostinato.core.index import Slots, read_slots
 from ostinato.core.options import LARGEST
 from ostinato.core.records import Run, View
 from ostinato.core.ring import Ring
-from ostinato.durable import CheckpointReader, CheckpointWriter
+from ostinato.durable import load_part, save_part
 from ostinato.errors import (
     CheckpointError,
     EmptyBufferError,
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from ostinato.core.rows import Path
     from ostinato.samplers.standalone import BareStorage
 
-_FORMAT = "ostinato.sampler"
 _CPU = torch.device("cpu")
 
 
@@ -351,8 +350,7 @@ class Sampler(ABC):
         Raises:
             CheckpointError: if the state cannot be saved, or the path holds other things.
         """
-        with CheckpointWriter(path, format_name=_FORMAT) as writer:
-            writer.commit({"sampler": type(self).__name__, "state": self.state_dict()})
+        save_part(path, self, "sampler")
 
     def loads(self, path: str | os.PathLike[str]) -> None:
         """Restore what `dumps` saved. No code is executed; checksums are verified.
@@ -361,19 +359,11 @@ class Sampler(ABC):
             CheckpointError: if there is no state, it is damaged, or of another sampler or other options; nothing has
                 changed then.
         """
-        saved = CheckpointReader(path, format_name=_FORMAT).state()
-        name = saved.get("sampler") if isinstance(saved, dict) else None
-        if name != type(self).__name__:
-            msg = f"{path} holds the state of a {name}, not of a {type(self).__name__}: load it into one of these"
-            raise CheckpointError(msg)
-        state = saved["state"]
-        try:
-            sizes = [state[entry].shape[0] for entry in self.row_values or () if entry in state]
-            self.check_state(state, sizes[0] if sizes else LARGEST)
-        except (KeyError, TypeError, AttributeError) as error:
-            msg = f"the sampler's state in {path} is damaged ({error!r})"
-            raise CheckpointError(msg) from error
-        self.load_state_dict(state)
+        load_part(path, self, "sampler", self._check_saved)
+
+    def _check_saved(self, state: dict[str, Any]) -> None:
+        sizes = [state[entry].shape[0] for entry in self.row_values or () if entry in state]
+        self.check_state(state, sizes[0] if sizes else LARGEST)
 
 
 class PrioritySampler(Sampler):
@@ -768,7 +758,7 @@ def require(good: bool, problem: str) -> None:  # noqa: FBT001
 
 
 def require_options(sampler: Any, state: dict[str, Any], names: Iterable[str]) -> None:
-    """Check that a state has the options of a sampler, which are attributes of it.
+    """Check that a state has the options of a sampler (or a part of one), which are attributes of it.
 
     Raises:
         CheckpointError: naming the first that differs.

@@ -17,8 +17,7 @@ from ostinato.core.options import check_integer
 from ostinato.core.records import Draw, Run, ring_range
 from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError
 from ostinato.samplers.base import CountingSampler, check_replacement, require, require_options
-from ostinato.samplers.distinct import draw_distinct
-from ostinato.samplers.uniform import RandomSampler
+from ostinato.samplers.uniform import RandomSampler, draw_distinct
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

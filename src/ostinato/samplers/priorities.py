@@ -1,25 +1,35 @@
-"""Priorities: their options and checks, their values in a sum tree, and several of them as one."""
+"""Priorities: their options and checks, several of them as one, and sum trees: one in torch, and the native one."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 import torch
 
+from ostinato._backend import backend
 from ostinato.core.options import check_choice, check_integer
 from ostinato.core.rank_order import REDUCTIONS
-from ostinato.core.records import require_values
+from ostinato.core.records import check_slots, require_values
 from ostinato.errors import CapacityError, KindError, OptionError, PriorityError, PriorityShapeError, warn_caller
-from ostinato.samplers.priority_tree import MAX_VALUE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor
 
+    from ostinato._native import SumTree
+    from ostinato.core.ring import Ring
     from ostinato.core.rows import Schema
+    from ostinato.core.shared_ring import SharedRing
 
+MAX_VALUE = 2.0**960
+"""Largest value of a row: the sum of 2**36 of them is still finite."""
+WEIGHT_DTYPES = frozenset({torch.float32, torch.float64})
+"""Dtypes of weights that the native extension writes."""
+_FAN = 8
+_SHIFT = 3
+_CPU = torch.device("cpu")
 _MAX_CAPACITY = 2**36
 _MAX_EXPONENT = 2.0
 """Exponents of papers are at most 1, and those of TorchRL's examples 1.1; beyond, a few rows are all that is drawn."""
@@ -263,3 +273,325 @@ def is_column(x: Any, rows: int) -> bool:
     """Return whether `x` is a float64 tensor `[rows]` of finite numbers of at least 0."""
     matches = isinstance(x, torch.Tensor) and x.dtype is torch.float64 and tuple(x.shape) == (rows,)
     return matches and bool(((x >= 0) & (x < float("inf"))).all())
+
+
+# -- sum trees --------------------------------------------------------------------------------------------------------
+
+
+def make_tree(capacity: int, device: torch.device) -> PriorityTree:
+    """Return a tree of zeros: the native implementation on the CPU, where it is available, else the one in torch.
+
+    Args:
+        capacity: number of slots, at least 1.
+        device: device of slots and values.
+    """
+    native = backend.native
+    return PriorityTree(capacity, device) if native is None or device != _CPU else NativeTree(native.SumTree(capacity))
+
+
+class PriorityTree:
+    """Values of the slots `[0, capacity)`, zero at first; draws slot `i` with probability `value[i] / total`.
+
+    A sum tree in float64 with eight children per node. A parent is computed from its children, left to right, never
+    incremented, so sums do not drift, and equal leaves give equal totals to the last bit. This class works on any
+    device without a host sync: shapes depend on sizes known to the host alone. `NativeTree` gives the same results to
+    the last bit.
+
+    Not thread-safe: the buffer's lock orders writes and draws. Dtypes, shapes and devices are those of the arguments
+    named below; the caller sees to that, and on other devices than the CPU to slots and values as well.
+
+    Examples:
+        >>> import torch
+        >>> from ostinato.samplers.priorities import make_tree
+        >>> tree = make_tree(10, torch.device("cpu"))
+        >>> tree.set(torch.tensor([2, 7]), torch.tensor([1.0, 3.0], dtype=torch.float64))
+        >>> tree.draw(torch.tensor([0.0, 0.2, 0.3, 1.0], dtype=torch.float64))[0].tolist()
+        [2, 2, 7, 7]
+    """
+
+    native: SumTree | None = None
+    """The native tree; None in the implementation in torch."""
+
+    def __init__(self, capacity: int, device: torch.device) -> None:
+        self.capacity = capacity
+        self._sums: list[Tensor] = []
+        nodes = capacity
+        with torch.inference_mode(mode=False):  # updates come in any mode
+            while not self._sums or nodes > 1:
+                nodes = -(-nodes // _FAN) if self._sums else nodes
+                self._sums.append(torch.zeros(-(-nodes // _FAN) * _FAN, dtype=torch.float64, device=device))
+            # zero stands for "no leaf above zero"; both trees share the leaves
+            self._leasts = [self._sums[0]] + [torch.zeros_like(level) for level in self._sums[1:]]
+        self._trees = ((self._sums, _sum), (self._leasts, _least))
+        self.device = self._sums[0].device  # as tensors name it: "cuda" becomes "cuda:0"
+        self._on_cpu = self.device.type == "cpu"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle capacity, device and leaves: parents follow from these."""
+        return _restored, (self.capacity, self.device, self.leaves(self.capacity))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all levels (about 10.3 for each slot)."""
+        return sum(level.nbytes for level in (*self._sums, *self._leasts[1:]))
+
+    @property
+    def total(self) -> float | Tensor:
+        """Sum of all values; 0-dim tensor on devices other than the CPU. O(1)."""
+        total = self._sums[-1][0]
+        return float(total) if self._on_cpu else total
+
+    @property
+    def known_empty(self) -> bool:
+        """Whether all values are zero; False on devices other than the CPU, where to ask would be a host sync."""
+        return self._on_cpu and float(self.total) <= 0
+
+    @property
+    def minimum(self) -> float | Tensor:
+        """Smallest value above zero, infinity if there is none; 0-dim tensor on devices other than the CPU. O(1)."""
+        least = self._leasts[-1][0]
+        least = torch.where(least > 0, least, torch.inf)
+        return float(least) if self._on_cpu else least
+
+    def set(self, slots: Tensor, values: Tensor) -> None:
+        """Write values; of equal slots in one call the last one wins. O(n log capacity).
+
+        Args:
+            slots: int64 `[n]` on the tree's device, in `[0, capacity)`, contiguous.
+            values: float64 `[n]` on the tree's device, finite and at least 0, contiguous.
+
+        Raises:
+            SlotError: on the CPU, for a slot outside the tree; nothing is written.
+        """
+        if self._on_cpu:
+            check_slots(slots, self.capacity)
+        slots, order = slots.sort(stable=True)
+        last = torch.searchsorted(slots, slots, right=True) - 1  # equal slots all write the value of the last one
+        self._sums[0].index_copy_(0, slots, values.index_select(0, order).index_select(0, last) + 0.0)
+        for level in range(1, len(self._sums)):
+            slots = slots >> _SHIFT
+            if slots.shape[0] >= self._sums[level].shape[0]:
+                self._update_range(level, 0, self._sums[level].shape[0])
+            else:
+                self._update_nodes(level, slots)
+
+    def set_run(self, start: int, count: int, value: float | Tensor) -> None:
+        """Write one value to the slots `(start + i) % capacity`, `i < count`. O(count), parents once each.
+
+        Args:
+            start: in `[0, capacity)`.
+            count: in `[0, capacity]`.
+            value: finite and at least 0; a 0-dim tensor is read without a host sync on its own device.
+        """
+        end = min(start + count, self.capacity)
+        for first, stop in ((start, end), (0, count - (end - start))):
+            if first < stop:
+                self._sums[0][first:stop].fill_(value).add_(0.0)
+                self._update_above(first, stop)
+
+    def draw(self, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+        """Draw slot `i` with probability `value[i] / total` for each number; never a slot whose value is zero.
+
+        The slot is the one in which `uniform * total` falls when all values are laid end to end in the order of slots,
+        so sorted numbers give sorted slots (stratified draws).
+
+        Args:
+            uniforms: float64 `[B]` in `[0, 1]`, both ends included, on the tree's device, contiguous.
+
+        Returns:
+            Slots int64 `[B]` and their values float64 `[B]`. A tree whose values are all zero gives slot 0 with value
+            0; `NativeTree` raises `ValueError`.
+        """
+        total = self._sums[-1][0]
+        at = _below((uniforms * total).clamp_(min=0.0), total)
+        at = torch.where(total > 0, at, -1.0)  # all values zero: -1 leads to slot 0, never outside
+        nodes = torch.zeros_like(uniforms, dtype=torch.int64)
+        for level in reversed(self._sums):
+            children = level.view(-1, _FAN).index_select(0, nodes)
+            before = [torch.zeros_like(at)]
+            for child in range(_FAN - 1):
+                before.append(before[-1] + children[:, child])
+            prefixes = torch.stack(before, dim=1)
+            chosen = (prefixes[:, 1:] <= at.unsqueeze(1)).sum(dim=1, keepdim=True)
+            at = _below(at - prefixes.gather(1, chosen).squeeze(1), children.gather(1, chosen).squeeze(1))
+            nodes = nodes * _FAN + chosen.squeeze(1)
+        return nodes, self._sums[0].index_select(0, nodes)
+
+    def sample(
+        self, uniforms: Tensor, beta: float, dtype: torch.dtype, ring: Ring | SharedRing
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Draw slots with their importance weights and generations; see `draw`.
+
+        Args:
+            uniforms: float64 `[B]` in `[0, 1]` on the tree's device, contiguous.
+            beta: exponent of the weights `(value / minimum) ** -beta`.
+            dtype: floating dtype of the weights.
+            ring: generations of the slots.
+
+        Returns:
+            Slots int64 `[B]`, weights `[B]`, generations int64 `[B]`.
+        """
+        slots, values = self.draw(uniforms)
+        least = self.minimum
+        if isinstance(least, float):
+            array = values.numpy()  # numpy starts an operation in a third of torch's time
+            np.power(np.divide(array, least, out=array), -beta, out=array)
+        else:
+            values.div_(least).pow_(-beta)
+        return slots, values.to(dtype), ring.generations_of_rows(slots)
+
+    def leaves(self, rows: int) -> Tensor:
+        """Return the values of the slots `[0, rows)`: float64, a copy."""
+        return self._sums[0][:rows].clone()
+
+    def load(self, leaves: Tensor) -> None:
+        """Set the values of the first slots to `leaves` (float64 `[rows]`), and all others to zero. O(capacity).
+
+        Raises:
+            OptionError: on the CPU, for a value that is negative or not finite; nothing is changed.
+        """
+        if self._on_cpu and not bool(((leaves >= 0) & (leaves < torch.inf)).all()):
+            msg = "the values of a priority tree must be finite and at least 0: nothing has been written"
+            raise OptionError(msg)
+        for tree, _ in self._trees:
+            for level in tree:
+                level.zero_()
+        if leaves.shape[0]:
+            torch.add(leaves, 0.0, out=self._sums[0][: leaves.shape[0]])
+            self._update_above(0, leaves.shape[0])
+
+    def _update_above(self, begin: int, end: int) -> None:
+        """Recompute all nodes above the leaves `[begin, end)`."""
+        for level in range(1, len(self._sums)):
+            begin, end = begin // _FAN, -(-end // _FAN)
+            self._update_range(level, begin, end)
+
+    def _update_range(self, level: int, begin: int, end: int) -> None:
+        below = slice(begin * _FAN, min(end * _FAN, self._sums[level - 1].shape[0]))
+        for tree, combine in self._trees:
+            made = combine(tree[level - 1][below].view(-1, _FAN))
+            tree[level][begin : begin + made.shape[0]] = made
+
+    def _update_nodes(self, level: int, nodes: Tensor) -> None:
+        """Recompute the nodes listed; for a node listed twice the same number is written twice."""
+        for tree, combine in self._trees:
+            tree[level].index_copy_(0, nodes, combine(tree[level - 1].view(-1, _FAN).index_select(0, nodes)))
+
+
+@final
+class NativeTree(PriorityTree):
+    """The tree of the native extension, on the CPU: one native call per batch, without the GIL for large ones.
+
+    Args:
+        tree: the native tree, which may be in memory shared with other processes.
+    """
+
+    native: SumTree
+    device = _CPU
+
+    def __init__(self, tree: SumTree) -> None:
+        self.capacity, self.native = tree.capacity, tree
+        # outputs of `sample` are made with empty_like of these, which is faster than torch.empty
+        self._like_slots = torch.empty(0, dtype=torch.int64, device="cpu")
+        self._like_weights = torch.empty(0, dtype=torch.float32, device="cpu")
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all levels."""
+        return self.native.nbytes
+
+    @property
+    def total(self) -> float:
+        """Sum of all values."""
+        return self.native.total
+
+    @property
+    def known_empty(self) -> bool:
+        """Whether all values are zero."""
+        return self.native.total <= 0
+
+    @property
+    def minimum(self) -> float:
+        """Smallest value above zero, infinity if there is none."""
+        return self.native.minimum
+
+    def set(self, slots: Tensor, values: Tensor) -> None:
+        """Write values; see `PriorityTree.set`."""
+        try:
+            self.native.set(slots.data_ptr(), values.data_ptr(), slots.shape[0])
+        except IndexError:
+            check_slots(slots, self.capacity)
+            raise
+
+    def set_run(self, start: int, count: int, value: float | Tensor) -> None:
+        """Write one value to a run of slots; see `PriorityTree.set_run`."""
+        self.native.set_run(start, count, float(value))
+
+    def draw(self, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+        """Draw slots; see `PriorityTree.draw`."""
+        values = torch.empty_like(uniforms)
+        slots = torch.empty_like(uniforms, dtype=torch.int64)
+        self.native.draw(uniforms.data_ptr(), uniforms.shape[0], slots.data_ptr(), values.data_ptr())
+        return slots, values
+
+    def sample(
+        self, uniforms: Tensor, beta: float, dtype: torch.dtype, ring: Ring | SharedRing
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Draw slots with their importance weights and generations in one native call; see `PriorityTree.sample`.
+
+        Raises:
+            ValueError: if the total is zero or not finite.
+        """
+        if dtype not in WEIGHT_DTYPES:
+            return super().sample(uniforms, beta, dtype, ring)
+        n = uniforms.shape[0]
+        if self._like_slots.shape[0] != n or self._like_weights.dtype is not dtype:
+            self._like_slots = torch.empty(n, dtype=torch.int64, device="cpu")
+            self._like_weights = torch.empty(n, dtype=dtype, device="cpu")
+        slots, generations = torch.empty_like(self._like_slots), torch.empty_like(self._like_slots)
+        weights = torch.empty_like(self._like_weights)
+        self.native.sample(
+            uniforms.data_ptr(),
+            n,
+            beta,
+            ring.native_state(),
+            slots.data_ptr(),
+            weights.data_ptr(),
+            dtype is torch.float32,
+            generations.data_ptr(),
+        )
+        return slots, weights, generations
+
+    def leaves(self, rows: int) -> Tensor:
+        """Return the values of the first slots, a copy."""
+        out = torch.empty(rows, dtype=torch.float64, device="cpu")
+        self.native.leaves(out.data_ptr(), rows)
+        return out
+
+    def load(self, leaves: Tensor) -> None:
+        """Set all values; see `PriorityTree.load`."""
+        self.native.load(leaves.contiguous().data_ptr(), leaves.shape[0])
+
+
+def _restored(capacity: int, device: torch.device, leaves: Tensor) -> PriorityTree:
+    """Return a tree from its pickled state, in the implementation that this process has."""
+    tree = make_tree(capacity, device)
+    tree.load(leaves)
+    return tree
+
+
+def _sum(children: Tensor) -> Tensor:
+    total = children[:, 0]
+    for child in range(1, _FAN):
+        total = total + children[:, child]
+    return total
+
+
+def _least(children: Tensor) -> Tensor:
+    least = torch.where(children > 0, children, torch.inf).amin(dim=1)
+    return torch.where(least < torch.inf, least, 0.0)
+
+
+def _below(at: Tensor, end: Tensor) -> Tensor:
+    """Return `at`, or the largest number below `end` where rounding made `at` reach it."""
+    return torch.where(at < end, at, torch.nextafter(end, torch.zeros_like(end)))

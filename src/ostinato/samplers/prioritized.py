@@ -12,6 +12,10 @@ from ostinato.core.records import Draw, Run
 from ostinato.errors import CheckpointError, OptionError, PriorityError, UsageError
 from ostinato.samplers.base import PrioritySampler, check_replacement, require, require_options, written
 from ostinato.samplers.priorities import (
+    MAX_VALUE,
+    WEIGHT_DTYPES,
+    NativeTree,
+    PriorityTree,
     check_capacity,
     check_exponent,
     check_number,
@@ -19,11 +23,11 @@ from ostinato.samplers.priorities import (
     fits,
     is_column,
     last_of_equal,
+    make_tree,
     on_device,
     raise_invalid,
     values_of,
 )
-from ostinato.samplers.priority_tree import MAX_VALUE, WEIGHT_DTYPES, NativeTree, PriorityTree, make_tree
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -613,7 +617,8 @@ class PrioritizedSampler(PrioritySampler):
         tree.set_run(run.start, run.rows, (priority + self._eps) ** self._alpha)
         if self._mask is not None:
             slots = run.slots(tree.device)
-            tree.set(slots, self._masked(slots, tree.get(slots)))
+            slots = slots[self._mask[slots]]
+            tree.set(slots, torch.zeros_like(slots, dtype=torch.float64))
         self.track_largest(0.0, replaced, priority)
 
     # -- state --------------------------------------------------------------------------------------------------------
