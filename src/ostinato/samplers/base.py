@@ -11,7 +11,7 @@ import torch
 
 from ostinato.core.index import Slots, read_slots
 from ostinato.core.options import LARGEST
-from ostinato.core.records import Run, View
+from ostinato.core.records import View
 from ostinato.core.ring import Ring
 from ostinato.durable import load_part, save_part
 from ostinato.errors import (
@@ -278,7 +278,7 @@ class Sampler(ABC):
         if not view.rows:
             msg = "Cannot sample from an empty storage: write rows first"
             raise EmptyBufferError(msg)
-        view = self.begin_standalone(view, storage)
+        self.begin_standalone(view, storage)
         draw = self.draw(view, batch_size, generator)
         if isinstance(self, CountingSampler):
             self.deliver(draw)
@@ -290,14 +290,14 @@ class Sampler(ABC):
         if not view.rows:
             return False
         try:
-            self.check_draw(self.begin_standalone(view, storage), batch_size)
+            self.begin_standalone(view, storage)
+            self.check_draw(view, batch_size)
         except (EmptyBufferError, PriorityError):
             return False
         return True
 
-    def begin_standalone(self, view: View, storage: BareStorage) -> View:  # noqa: ARG002
-        """Return the view that a draw from a bare storage gets; for samplers that keep a state of its rows."""
-        return view
+    def begin_standalone(self, view: View, storage: BareStorage) -> None:  # noqa: B027
+        """Prepare a draw from a bare storage, for samplers that keep a state of its rows."""
 
     def _view_of(self, storage: BareStorage) -> View:
         if self._standalone is None:
@@ -402,11 +402,7 @@ class PrioritySampler(Sampler):
         Raises:
             SlotError: for a slot at or beyond `max_capacity`.
         """
-        if isinstance(placement, Run):
-            end = min(placement.start + placement.rows, placement.capacity)
-        else:
-            end = int(placement.slots.max()) + 1 if placement.slots.numel() else 0
-        self.check_rows(end, self.max_rows(storage))
+        self.check_rows(placement.end, self.max_rows(storage))
 
     def check_rows(self, rows: int, room: int) -> None:
         """Check that `rows` rows can have a priority, where there is room for `room`.
@@ -421,7 +417,7 @@ class PrioritySampler(Sampler):
             )
             raise SlotError(msg)
 
-    def begin_standalone(self, view: View, storage: BareStorage) -> View:
+    def begin_standalone(self, view: View, storage: BareStorage) -> None:
         """Give rows of a bare storage that have no priority the default priority.
 
         Raises:
@@ -429,7 +425,6 @@ class PrioritySampler(Sampler):
         """
         self.check_rows(view.rows, self.max_rows(storage))
         self.begin(view)
-        return view
 
     def extend(self, index: Any, *, storage: BareStorage | None = None) -> None:
         """Record that rows of a bare storage were written: they get the default priority.
@@ -666,19 +661,6 @@ class CountingSampler(Sampler):
         Raises:
             CheckpointError: naming what differs.
         """
-
-
-def written(placement: Placement, values: Tensor | None, device: torch.device) -> tuple[Tensor, Tensor | None]:
-    """Return the slots of rows that were written, int64 `[n]`, and their values, if all of the batch have one.
-
-    Args:
-        placement: of the rows.
-        values: `[placement.total]`.
-        device: of the slots.
-    """
-    if isinstance(placement, Run):
-        return placement.slots(device), None if values is None else values[placement.skip :]
-    return placement.slots.to(device), None if values is None else values[placement.rows.to(values.device)]
 
 
 def _slots_of(index: Any, storage: BareStorage | None, device: torch.device) -> tuple[Tensor, tuple[int, ...]]:

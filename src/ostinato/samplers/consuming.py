@@ -14,7 +14,7 @@ import torch
 
 from ostinato.core.eligible import Eligible, FreeSlots, grown, slots_of
 from ostinato.core.options import check_integer
-from ostinato.core.records import Draw, Run, ring_range
+from ostinato.core.records import Draw, ring_range
 from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError
 from ostinato.samplers.base import CountingSampler, check_replacement, require, require_options
 from ostinato.samplers.uniform import RandomSampler, draw_distinct
@@ -104,8 +104,7 @@ class QueueSampler(CountingSampler):
     def record(self, placement: Placement) -> None:
         """Add rows just written to the queue."""
         self._known = True
-        slots = placement.slots() if isinstance(placement, Run) else placement.slots
-        self._waiting.extend(slots.tolist())
+        self._waiting.extend(placement.slots_written().tolist())
 
     def drop_rows(self, slots: Tensor, view: View) -> None:
         """Remove rows that are deleted from the queue."""

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from ostinato.core.records import Placement, Plan, View
     from ostinato.core.rows import Path
     from ostinato.samplers.base import StorageShape, WriterOrder
-    from ostinato.samplers.standalone import BareStorage
 
 Side: TypeAlias = bool | int
 _SIDES = 2
@@ -606,12 +605,6 @@ class PrioritizedSliceSampler(PrioritizedSampler, SliceSampler):
             view.require_episodes().track_firsts()
         super().begin(view)
 
-    def begin_standalone(self, view: View, storage: BareStorage) -> View:
-        """Prepare the priorities of a bare storage, and hide the rows that no slice may begin with."""
-        super().begin_standalone(view, storage)
-        self.begin(view)
-        return view
-
     def mass(self, view: View) -> None:  # noqa: ARG002
         """Return None: it draws slices, not single rows."""
         return
@@ -716,11 +709,6 @@ class StreamingSliceSampler(SliceSampler):
         super().__init__(slice_len=self._rows_each, **options)
         self._queue: deque[tuple[int, int]] = deque()  # first slot of each window, and the arrival of its row
         self._place_in_window = torch.empty(0, dtype=torch.int32, device="cpu")  # of each row; -1 in none
-
-    @property
-    def windows_left(self) -> int:
-        """Windows that are queued, those included that were replaced since."""
-        return len(self._queue)
 
     @property
     def nbytes(self) -> int:

@@ -180,8 +180,7 @@ class SamplerWithoutReplacement(RandomSampler):
         """
         self._due -= placement.total
         if self._passes is not None and isinstance(placement, Run):
-            end = min(placement.start + placement.rows, placement.capacity)
-            self._passes.record(max(self._passes.rows, end))
+            self._passes.record(max(self._passes.rows, placement.end))
 
     def drop_rows(self, slots: Tensor, view: View) -> None:
         """Leave out rows that are deleted, in this pass and the next ones.
