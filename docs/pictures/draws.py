@@ -21,7 +21,7 @@ from ostinato import (
     SamplerWithoutReplacement,
     StalenessAwareSampler,
 )
-from ostinato.samplers.priority_tree import make_tree
+from ostinato.samplers.priorities import make_tree
 
 HERE = Path(__file__).parent
 

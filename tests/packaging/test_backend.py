@@ -17,7 +17,7 @@ from tests.threads import together
 from ostinato._backend import backend, load_native, use_backend
 from ostinato._optional import require
 from ostinato.errors import MissingExtraError, OptionError, OstinatoError
-from ostinato.samplers.priority_tree import make_tree
+from ostinato.samplers.priorities import make_tree
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -19,13 +19,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, final
 import torch
 from torch import Tensor
 
-from ostinato.buffers.priority_updates import GENERATIONS_PER_ERA, read_integers, read_priorities, read_slots
+from ostinato.buffers.priority_updates import GENERATIONS_PER_ERA
 from ostinato.core import kinds
+from ostinato.core.index import read_integers, read_slots
 from ostinato.core.kinds import show_field
 from ostinato.core.processes import Work, raise_first, whole_in_forks
 from ostinato.errors import KeyMissingError, KindError, OptionError, SchemaError, UsageError
 from ostinato.samplers import PrioritySampler
 from ostinato.samplers.base import check_not_negative
+from ostinato.samplers.priorities import one_each, read_priorities
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -319,9 +321,7 @@ def _as_priorities(
     if not isinstance(sampler, PrioritySampler):
         msg = f"{type(sampler).__name__} has no priorities: leave priority= out, or use a PrioritizedSampler"
         raise OptionError(msg)
-    values = read_priorities(priority, batch, steps).to(storage.device)
-    values = (sampler.reduce(values) if values.ndim > 1 else values).to(torch.float64)
-    values = values.expand((_count(batch),)).contiguous()
+    values = one_each(read_priorities(priority, batch, steps).to(storage.device), _count(batch), sampler.reduce)
     sampler.check(values)
     return values
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from ostinato.core.options import check_number
-from ostinato.samplers.base import written
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -178,8 +177,7 @@ class RowValues(Observer):
 
     def written(self, store: Store, placement: Placement, found: Tensor) -> None:  # noqa: ARG002
         """Set the numbers of new rows."""
-        slots, values = written(placement, found, self.values.device)
-        self.values[slots] = found[:0] if values is None else values
+        self.values[placement.slots_written(self.values.device)] = placement.of_rows_written(found)
 
     def removed(self, store: Store, slots: Tensor) -> None:  # noqa: ARG002
         """Forget the numbers of deleted rows."""

@@ -89,8 +89,10 @@ def with_fields_of(plan: Plan, data: Any, unit: SampleUnit | None, sampler: Samp
         data = unit.finish(data, plan)
     if plan.fields and kinds.is_mapping(data):
         data = kinds.with_fields(data, {as_path(key): value for key, value in plan.fields.items()})
-    marks = {path if len(path) > 1 else path[0]: value for path, value in sampler.marks(plan, data).items()}
-    return data, {**plan.notes, **plan.fields, **marks}
+    notes = {**plan.notes, **plan.fields}
+    for path, flags in sampler.marks(plan, data).items():
+        notes[path if len(path) > 1 else path[0]] = flags
+    return data, notes
 
 
 class Steps(NamedTuple):

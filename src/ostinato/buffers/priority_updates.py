@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -10,15 +10,17 @@ from torch import Tensor
 
 from ostinato._backend import backend
 from ostinato.core import kinds
+from ostinato.core.index import read_slots
 from ostinato.core.records import require_values
-from ostinato.errors import KeyMissingError, KindError, PriorityShapeError, SchemaError, SlotError, UsageError
+from ostinato.errors import KeyMissingError, SchemaError, UsageError
 from ostinato.samplers.base import check_not_negative, check_rows
-from ostinato.samplers.standalone import check_one_each, steps_of_rows
+from ostinato.samplers.priorities import check_one_each, one_each, read_priorities, require_real, steps_of_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
     from ostinato.buffers.records import Engine, Ticket
+    from ostinato.core.index import Indexing
     from ostinato.core.ring import Ring
     from ostinato.core.shared_ring import SharedRing
     from ostinato.samplers import PrioritySampler, Sampler
@@ -63,22 +65,6 @@ def steps_of(engine: Engine) -> int | None:
 
 
 # -- updates ----------------------------------------------------------------------------------------------------------
-
-
-class Indexing(Protocol):
-    """The properties of a storage that its indices depend on."""
-
-    @property
-    def ndim(self) -> int:
-        """Dimensions of an index: 1, or 2 for `(step, environment)`."""
-
-    @property
-    def num_envs(self) -> int:
-        """Environments of a storage with `ndim=2`."""
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the slots."""
 
 
 class PriorityUpdate(NamedTuple):
@@ -161,9 +147,7 @@ def parse_update(
     if isinstance(priority, (int, float)) and not isinstance(priority, bool):  # filled in on the device: no copy to it
         values = torch.full(slots.shape, float(priority), dtype=torch.float64, device=storage.device)
     else:
-        values = read_priorities(priority, batch, steps).to(storage.device)
-        values = reduce(values) if values.ndim > 1 else values.to(torch.float64)
-        values = values.expand(slots.shape).contiguous()
+        values = one_each(read_priorities(priority, batch, steps).to(storage.device), slots.shape[0], reduce)
     return PriorityUpdate(slots, values, _generations(generation, slots))
 
 
@@ -177,113 +161,6 @@ def generations_at(ring: Ring | SharedRing, era: int, index: Any, storage: Index
     inside = (slots >= 0) & (slots < ring.capacity)
     found = ring.generations(torch.where(inside, slots, 0))
     return torch.where(inside & (found > 0), found + era * GENERATIONS_PER_ERA, -1).reshape(batch)
-
-
-def read_integers(name: str, value: Any) -> Tensor:
-    """Return integers of any form as a tensor of any integer dtype, shape and device.
-
-    Raises:
-        KindError: naming them by `name`, if they are not integers, or have no values.
-    """
-    try:
-        found = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value), device="cpu")
-    except (TypeError, ValueError) as error:
-        msg = f"{name} is an integer, a list or an integer tensor of any device, got {value!r} ({error})"
-        raise KindError(msg) from None
-    if found.numel() == 0 and not isinstance(value, Tensor):
-        found = found.to(torch.int64)
-    if found.dtype is torch.bool or found.is_floating_point() or found.is_complex():
-        msg = f"{name} must hold integers, got {found.dtype}: pass what extend() or sample() gave"
-        raise KindError(msg)
-    require_values(found, name)
-    return found.detach()
-
-
-def read_priorities(priority: Any, batch: tuple[int, ...], steps: int | None) -> Tensor:
-    """Return priorities of rows that are indexed in the shape `batch`.
-
-    Args:
-        priority: a number or tensor or array: one for all rows, one for each, or `[*batch, *shape]`.
-        batch: shape of the index.
-        steps: see `steps_of`.
-
-    Returns:
-        Any real dtype, on the device they came on: 0-dim for one priority of all rows, else `[n]` or `[n, *shape]`.
-
-    Raises:
-        KindError: if they are not real numbers, or have no values.
-        SchemaError: for another shape; a `RuntimeError` as well.
-    """
-    try:
-        values = (
-            priority
-            if isinstance(priority, Tensor)
-            else torch.as_tensor(np.asarray(priority, dtype=np.float64), device="cpu")
-        )
-    except (TypeError, ValueError) as error:
-        msg = f"priorities are numbers, got {type(priority).__name__} ({error})"
-        raise KindError(msg) from None
-    _check_real(values)
-    require_values(values, "priorities")
-    values, shape, n = values.detach(), tuple(values.shape), int(np.prod(batch, dtype=np.int64))
-    if values.numel() == 1:
-        return values.reshape(())
-    check_one_each(shape, batch, steps)
-    if shape[: len(batch)] == batch:
-        return values.reshape(n, *shape[len(batch) :])
-    if values.numel() == n:
-        return values.reshape(-1)
-    msg = (
-        "priority should be a number or an iterable of the same length as index, or have its shape "
-        f"{list(batch)} (further dimensions are reduced per row), got shape {list(shape)}"
-    )
-    raise PriorityShapeError(msg)
-
-
-def _check_real(values: Tensor) -> None:
-    if values.dtype is torch.bool or values.is_complex():
-        msg = f"priorities must be real numbers, got {values.dtype}: pass absolute errors, such as td_error.abs()"
-        raise KindError(msg)
-
-
-def read_slots(index: Any, storage: Indexing) -> tuple[Tensor, tuple[int, ...]]:
-    """Return slots int64 `[n]` on the storage's device, and the shape of the index without coordinates.
-
-    Raises:
-        KindError: for an index of another kind or shape.
-        SlotError: for an environment out of range.
-    """
-    if isinstance(index, tuple) and len(index) == storage.ndim:
-        parts = tuple(_on_device(part, storage) for part in index)
-        if len({part.shape for part in parts}) > 1:
-            msg = f"the parts of an index must have one shape, got {[list(part.shape) for part in parts]}"
-            raise KindError(msg)
-    else:
-        whole = _on_device(index, storage)
-        if storage.ndim == 1:
-            parts = (whole,)
-        elif whole.ndim == 0 or whole.shape[-1] != storage.ndim:
-            msg = (
-                f"the index of a storage with ndim={storage.ndim} is a pair (step, environment) or a tensor [..., 2], "
-                f"got shape {list(whole.shape)}: pass what extend() or sample() gave"
-            )
-            raise KindError(msg)
-        else:
-            parts = tuple(whole.unbind(-1))
-    if storage.ndim > 1:
-        _check_envs(parts[1], storage.num_envs)
-        parts = (torch.where(parts[0] < 0, parts[0], parts[0] * storage.num_envs + parts[1]),)
-    return parts[0].reshape(-1).contiguous(), tuple(parts[0].shape)
-
-
-def _on_device(index: Any, storage: Indexing) -> Tensor:
-    return read_integers("an index", index).to(storage.device, torch.int64)
-
-
-def _check_envs(envs: Tensor, count: int) -> None:
-    if envs.device.type == "cpu" and envs.numel() and not -1 <= int(envs.min()) <= int(envs.max()) < count:
-        msg = f"environments must be in [0, {count}), got {int(envs.min())} to {int(envs.max())}"
-        raise SlotError(msg)
 
 
 def _generations(given: Any, slots: Tensor) -> Tensor | None:
@@ -495,7 +372,7 @@ def _find(data: Any, path: tuple[Hashable, ...], rows: int, sampler: PrioritySam
         return None
     values = kinds.as_tensor(field, path)
     if values.is_complex():
-        _check_real(values)
+        require_real(values)
     if values.numel() == 0 or values.numel() % rows:
         msg = f"{kinds.show_path(path)} must hold priorities of {rows} rows, got shape {list(values.shape)}"
         raise SchemaError(msg)

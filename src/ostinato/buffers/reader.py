@@ -23,13 +23,14 @@ from ostinato.buffers.options import (
 )
 from ostinato.buffers.part_owners import check_free, record_owner
 from ostinato.buffers.policy_versions import begin_versions, no_versions
-from ostinato.buffers.priority_updates import as_sampler, check_sampler, priorities_of_rows, read_slots
+from ostinato.buffers.priority_updates import as_sampler, check_sampler, priorities_of_rows
 from ostinato.buffers.rate_limit import Ask, Gate, Stock, as_counting, check_counting
 from ostinato.buffers.records import Rows, Source, Ticket
 from ostinato.buffers.remover import check_deletable, make_remover
 from ostinato.buffers.store import Store
 from ostinato.core.counts import BufferCounts, make_counts
 from ostinato.core.episodes.tracker import EpisodeTracker, merge_episodes
+from ostinato.core.index import read_slots
 from ostinato.core.kinds import require_eager
 from ostinato.core.records import Plan, View
 from ostinato.errors import (
@@ -611,7 +612,7 @@ class Reader:
         """
         with self.lock:
             self.store.follow_storage()
-            if self._episodes is not None:
+            if self._episodes is not None and self._episodes.continuity is not None:
                 self._episodes.look(self.store)
             if self.gate is not None:
                 batch_size = self.wait_to_draw(batch_size, ask)
@@ -621,7 +622,7 @@ class Reader:
                 return self.pending.popleft()
             generator = self.generator
             rng = generator.get_state() if ahead and generator is not None else None
-            view = self.view()
+            view = self.store.view(self.sampler, self.tracker)
             ticket = self.fresh(batch_size, generator, ask.max_age, view)
             if self.unit is not None or ticket.draw.length or ticket.draw.lengths is not None:
                 ticket = self.expand(ticket, generator, view)
@@ -656,7 +657,7 @@ class Reader:
                 draw = draw._replace(slots=checked_slots(slots, view.device, sampler))
             if draw.generations is None and self.store.writer.tracks_generations:
                 draw = draw._replace(generations=ring.generations_of_rows(draw.slots))
-            return Ticket(draw, ring.written, sampler.ran_out, ring, sampler)
+            return Ticket(draw, ring.counts.written, sampler.ran_out, ring, sampler)
 
     def _recent(self, view: View, max_age: int) -> View:
         """Return a view of which only rows young enough may be drawn."""
@@ -799,7 +800,7 @@ class Reader:
             if self._untouched(ticket):
                 raise  # else a writer is at work: look again under the lock
         ring = self.store.ring
-        if ring is ticket.ring and ring.written == ticket.serial:
+        if ring is ticket.ring and ring.counts.written == ticket.serial:
             return Rows(source, payload, ticket.serial, ring, ticket)
         return self._gather_again(ticket, source, payload)
 

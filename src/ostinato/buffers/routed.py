@@ -16,22 +16,19 @@ from ostinato.buffers.priority_updates import (
     as_sampler,
     parse_update,
     priorities_of_batch,
-    read_integers,
-    read_priorities,
-    read_slots,
     steps_of,
 )
 from ostinato.buffers.replay import ReplayBuffer
 from ostinato.core import kinds
 from ostinato.core.episodes.tracker import as_path
-from ostinato.core.index import check_members
+from ostinato.core.index import check_members, read_integers, read_slots
 from ostinato.core.kinds import show_path
 from ostinato.core.options import check_integer
 from ostinato.core.rows import map_leaves
 from ostinato.errors import KeyMissingError, KindError, OptionError, SchemaError, UsageError
 from ostinato.samplers import SliceSampler
 from ostinato.samplers.base import check_not_negative, check_rows
-from ostinato.samplers.standalone import check_one_each
+from ostinato.samplers.priorities import check_one_each, read_priorities
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

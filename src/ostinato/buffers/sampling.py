@@ -98,7 +98,8 @@ class Sampling(Lifecycle):
         batch = pipeline.next(size, finish, ask=ask)
         if out is not None and pipeline.prefetch is not None:
             batch = batch._replace(data=fill(out, batch.data, self._engine.storage))
-        self._find_direct()
+        if not self._engine.direct_tried:
+            self._find_direct()
         return (batch.data, self._info(batch)) if return_info else batch.data
 
     def _finish_in(self, out: Any) -> Finish:

@@ -26,14 +26,13 @@ from ostinato.buffers.priority_updates import (
     check_sampler,
     generations_at,
     read_generations,
-    read_slots,
 )
 from ostinato.buffers.rate_limit import Waiters, as_counting
 from ostinato.buffers.records import Rows, Source, Ticket
 from ostinato.buffers.remover import Remover, check_deletable
 from ostinato.core.counts import BufferCounts, make_counts
 from ostinato.core.eligible import Eligible
-from ostinato.core.index import select
+from ostinato.core.index import read_slots, select
 from ostinato.core.kinds import require_eager
 from ostinato.core.records import Run, View
 from ostinato.core.ring import Ring
@@ -188,18 +187,16 @@ class Store:
         ring, storage = self.ring, self.source.storage
         counts, stored = ring.counts, storage if sampler.reads else None
         rows, capacity, cursor = counts.rows, counts.capacity, counts.cursor
+        values = self._values() if self.added else None
         if tracker is None or rows == 0:
             left = self.left
             some = None if left is None or not left.free else left
-            return View(rows, capacity, cursor, ring, ring.device, None, some, stored, (), self._values())
+            return View(rows, capacity, cursor, ring, ring.device, None, some, stored, (), values)
         episodes, starts = tracker.view(storage)
-        values = self._values()
         return View(rows, capacity, cursor, ring, ring.device, episodes, starts, stored, tracker.ends, values)
 
-    def _values(self) -> dict[str, Tensor] | None:
+    def _values(self) -> dict[str, Tensor]:
         """Return the numbers that `RowValues` keep, by name."""
-        if not self.added:
-            return None
         return {observer.name: observer.values for observer in self.added if isinstance(observer, RowValues)}
 
     @property

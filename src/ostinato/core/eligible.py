@@ -25,7 +25,8 @@ EligibleRows: TypeAlias = "Starts | Eligible | Recent"
 
 def slots_of(placement: Placement) -> NDArray[np.int64]:
     """Return the slots of a placement, int64 `[n]`, each once; those of a `Picks` ascending."""
-    return placement.slots().numpy() if isinstance(placement, Run) else np.unique(placement.slots.cpu().numpy())
+    slots = placement.slots_written().cpu().numpy()
+    return slots if isinstance(placement, Run) else np.unique(slots)
 
 
 def grown(array: NDArray[Any], rows: int, fill: int = 0) -> NDArray[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
@@ -129,6 +129,89 @@ def _by_tensor(index: Tensor, rows: int, device: torch.device) -> Selection:
 
 def _range_message(index: int, rows: int) -> str:
     return f"index {index} is out of range for {rows} rows: use an index in [{-rows}, {rows})"
+
+
+# -- slots -------------------------------------------------------------------------------------------------------------
+
+
+class Indexing(Protocol):
+    """The properties of a storage that its indices depend on."""
+
+    @property
+    def ndim(self) -> int:
+        """Dimensions of an index: 1, or 2 for `(step, environment)`."""
+
+    @property
+    def num_envs(self) -> int:
+        """Environments of a storage with `ndim=2`."""
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the slots."""
+
+
+class Slots(NamedTuple):
+    """An index that names slots: of a ring, or of shards, one number for shard and slot."""
+
+    device: torch.device = torch.device("cpu")
+    ndim: int = 1
+    num_envs: int = 1
+
+
+def read_integers(name: str, value: Any) -> Tensor:
+    """Return integers of any form as a tensor of any integer dtype, shape and device.
+
+    Raises:
+        KindError: naming them by `name`, if they are not integers, or have no values.
+    """
+    try:
+        found = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value), device="cpu")
+    except (TypeError, ValueError) as error:
+        msg = f"{name} is an integer, a list or an integer tensor of any device, got {value!r} ({error})"
+        raise KindError(msg) from None
+    if found.numel() == 0 and not isinstance(value, Tensor):
+        found = found.to(torch.int64)
+    if found.dtype is torch.bool or found.is_floating_point() or found.is_complex():
+        msg = f"{name} must hold integers, got {found.dtype}: pass what extend() or sample() gave"
+        raise KindError(msg)
+    require_values(found, name)
+    return found.detach()
+
+
+def read_slots(index: Any, storage: Indexing) -> tuple[Tensor, tuple[int, ...]]:
+    """Return slots int64 `[n]` on the storage's device, and the shape of the index without coordinates.
+
+    Raises:
+        KindError: for an index of another kind or shape.
+        SlotError: for an environment out of range.
+    """
+    if isinstance(index, tuple) and len(index) == storage.ndim:
+        parts = tuple(read_integers("an index", part).to(storage.device, torch.int64) for part in index)
+        if len({part.shape for part in parts}) > 1:
+            msg = f"the parts of an index must have one shape, got {[list(part.shape) for part in parts]}"
+            raise KindError(msg)
+    else:
+        whole = read_integers("an index", index).to(storage.device, torch.int64)
+        if storage.ndim == 1:
+            parts = (whole,)
+        elif whole.ndim == 0 or whole.shape[-1] != storage.ndim:
+            msg = (
+                f"the index of a storage with ndim={storage.ndim} is a pair (step, environment) or a tensor [..., 2], "
+                f"got shape {list(whole.shape)}: pass what extend() or sample() gave"
+            )
+            raise KindError(msg)
+        else:
+            parts = tuple(whole.unbind(-1))
+    if storage.ndim > 1:
+        _check_envs(parts[1], storage.num_envs)
+        parts = (torch.where(parts[0] < 0, parts[0], parts[0] * storage.num_envs + parts[1]),)
+    return parts[0].reshape(-1).contiguous(), tuple(parts[0].shape)
+
+
+def _check_envs(envs: Tensor, count: int) -> None:
+    if envs.device.type == "cpu" and envs.numel() and not -1 <= int(envs.min()) <= int(envs.max()) < count:
+        msg = f"environments must be in [0, {count}), got {int(envs.min())} to {int(envs.max())}"
+        raise SlotError(msg)
 
 
 # -- members of ensembles ----------------------------------------------------------------------------------------------

@@ -42,6 +42,24 @@ class Run(NamedTuple):
         """Return the slots written, int64 `[rows]`."""
         return ring_range(self.start, self.rows, self.capacity, device)
 
+    def slots_written(self, device: torch.device | None = None) -> Tensor:
+        """Return the slots written, int64 `[rows]`; also of a `Picks`."""
+        return ring_range(self.start, self.rows, self.capacity, device)
+
+    def of_rows_written(self, values: Tensor) -> Tensor:
+        """Return the values of the rows that are written, of values of the batch `[total]`. A *view*."""
+        return values[self.skip :]
+
+    @property
+    def end(self) -> int:
+        """The last slot that is written, plus 1."""
+        return min(self.start + self.rows, self.capacity)
+
+    @property
+    def cursor(self) -> int:
+        """Slot that writing continues at."""
+        return (self.start + self.rows) % self.capacity
+
     def parts(self) -> list[tuple[int, int, int]]:
         """Return the pieces that do not wrap around the end of the ring: first slot, first row, number of rows."""
         first = min(self.rows, self.capacity - self.start)
@@ -70,6 +88,24 @@ class Picks(NamedTuple):
     """`[total]`: the slot of each row of the batch, -1 for a row that is not kept."""
     cursor: int | None = None
     """Slot that writing continues at; None is the one after the rows present."""
+
+    def slots_written(self, device: torch.device | None = None) -> Tensor:
+        """Return the slots written, int64 `[n]`."""
+        return self.slots if device is None else self.slots.to(device)
+
+    def of_rows_written(self, values: Tensor) -> Tensor:
+        """Return the values of the rows that are written, of values of the batch `[total]`. Copy."""
+        return values[self.rows.to(values.device)]
+
+    @property
+    def skip(self) -> int:
+        """Rows before the first one that is written: they are not told apart from others that are not kept."""
+        return 0
+
+    @property
+    def end(self) -> int:
+        """The largest slot that is written, plus 1; 0 if none is."""
+        return int(self.slots.max()) + 1 if self.slots.shape[0] else 0
 
     def positions(self, device: torch.device | None = None) -> Tensor:
         """Return one slot for each row of the batch, int64 `[total]`, -1 where a row was not kept."""
@@ -307,7 +343,7 @@ class Plan(NamedTuple):
         if isinstance(lengths, int):
             return cls(schema, firsts, episodes.slices(firsts, lengths), repeat=lengths)
         longest = pad or int(lengths.max())
-        rows, _ = episodes.window(firsts, 0, longest - 1)
+        rows = episodes.slices(firsts, longest).view(-1, longest)
         steps = torch.arange(longest, device=rows.device)
         inside = steps < lengths[:, None]
         if pad:

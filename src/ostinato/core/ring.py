@@ -92,20 +92,17 @@ class Ring:
 
     def record(self, placement: Placement) -> None:
         """Record that rows are written to the slots of a placement. Cost: O(1) in ring order, else O(rows)."""
-        if isinstance(placement, Run):
-            if self._array is None and (placement.start - placement.skip - self.cursor) % self.capacity == 0:
-                end = placement.start + placement.rows
-                self.counts.written += placement.skip + placement.rows
-                self.counts.rows = max(self.rows, min(self.capacity, end))
-                self.counts.cursor = end % self.capacity
+        if isinstance(placement, Run) and self._array is None:
+            start, rows, capacity, skip = placement
+            if (start - skip - self.counts.cursor) % capacity == 0:
+                self.counts.written += skip + rows
+                self.counts.rows = max(self.counts.rows, min(start + rows, capacity))
+                self.counts.cursor = (start + rows) % capacity
                 return
-            self._renumber(placement.slots(self.device), self.written + 1 + placement.skip, placement.total)
-            end = placement.start + placement.rows
-            self.counts.rows, self.counts.cursor = max(self.rows, min(end, self.capacity)), end % self.capacity
-            return
-        self._renumber(placement.slots, self.written + 1, placement.total)
-        if placement.slots.shape[0]:
-            self.counts.rows = max(self.rows, int(placement.slots.max()) + 1)
+        slots = placement.slots_written(self.device)
+        self._renumber(slots, self.written + 1 + placement.skip, placement.total)
+        if slots.shape[0]:
+            self.counts.rows = max(self.rows, placement.end)
             self.counts.cursor = self.rows % self.capacity if placement.cursor is None else placement.cursor
 
     def take_back(self, placement: Placement, rows: int, cursor: int) -> None:

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from ostinato.buffers.conditional_updates import ConditionalUpdateResult
-from ostinato.buffers.priority_updates import read_integers, read_priorities
 from ostinato.core import kinds
+from ostinato.core.index import read_integers
 from ostinato.distributed.routing import split_index
 from ostinato.distributed.serialization import Serialized
 from ostinato.distributed.writing import check_owners
 from ostinato.errors import OptionError
 from ostinato.samplers.base import check_not_negative
-from ostinato.samplers.priorities import raise_invalid
+from ostinato.samplers.priorities import raise_invalid, read_priorities
 
 if TYPE_CHECKING:
     from ostinato.distributed.shard_client import ShardClient

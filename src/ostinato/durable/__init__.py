@@ -2,7 +2,7 @@
 
 from ostinato.durable.arrays import ArrayRecord, open_mapped, read_array, read_arrays, verify_array, write_array
 from ostinato.durable.blocks import BLOCK_BYTES
-from ostinato.durable.checkpoint import CheckpointReader, CheckpointWriter, SavedColumn
+from ostinato.durable.checkpoint import CheckpointReader, CheckpointWriter, SavedColumn, load_part, save_part
 from ostinato.durable.files import atomic_write, check_free, free_bytes, fsync_dir, reserve, safe_join
 from ostinato.durable.manifest import FORMAT_VERSION, Manifest, decode, encode, read_manifest, write_manifest
 
@@ -20,12 +20,14 @@ __all__ = [
     "encode",
     "free_bytes",
     "fsync_dir",
+    "load_part",
     "open_mapped",
     "read_array",
     "read_arrays",
     "read_manifest",
     "reserve",
     "safe_join",
+    "save_part",
     "verify_array",
     "write_array",
     "write_manifest",

@@ -51,7 +51,7 @@ from ostinato.durable.manifest import (
 from ostinato.errors import CheckpointError, DamagedFileError, SavedOverError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import torch
     from torch import Tensor
@@ -610,6 +610,47 @@ class CheckpointWriter:
         if not self._open:
             msg = "a CheckpointWriter can be used inside its `with` block only, until commit()"
             raise UsageError(msg)
+
+
+def save_part(path: str | os.PathLike[str], part: Any, kind: str) -> None:
+    """Save the state of a sampler or writer to a directory of its own, which is replaced atomically.
+
+    Args:
+        path: the directory, which may hold an older state.
+        part: what has the state (`state_dict`).
+        kind: "sampler" or "writer".
+
+    Raises:
+        CheckpointError: if the state cannot be saved, or the path holds other things.
+    """
+    with CheckpointWriter(path, format_name=f"ostinato.{kind}") as writer:
+        writer.commit({kind: type(part).__name__, "state": part.state_dict()})
+
+
+def load_part(path: str | os.PathLike[str], part: Any, kind: str, check: Callable[[dict[str, Any]], None]) -> None:
+    """Restore what `save_part` saved. No code is executed; checksums are verified.
+
+    Args:
+        path: the directory.
+        part: what gets the state (`load_state_dict`).
+        kind: as for `save_part`.
+        check: raises if a state does not fit.
+
+    Raises:
+        CheckpointError: if there is no state, it is damaged, or of another class or other options; nothing has changed
+            then.
+    """
+    saved = CheckpointReader(path, format_name=f"ostinato.{kind}").state()
+    name = saved.get(kind) if isinstance(saved, dict) else None
+    if name != type(part).__name__:
+        msg = f"{path} holds the state of a {name}, not of a {type(part).__name__}: load it into one of these"
+        raise CheckpointError(msg)
+    try:
+        check(saved["state"])
+    except (KeyError, TypeError, AttributeError) as error:
+        msg = f"the {kind}'s state in {path} is damaged ({error!r})"
+        raise CheckpointError(msg) from error
+    part.load_state_dict(saved["state"])
 
 
 def _is_mapped_storage(path: Path) -> bool:

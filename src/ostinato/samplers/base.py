@@ -6,22 +6,29 @@ import warnings
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Protocol, final
 
+import numpy as np
 import torch
 
+from ostinato.core.index import Slots, read_slots
 from ostinato.core.options import LARGEST
-from ostinato.core.records import Run, View
+from ostinato.core.records import View
 from ostinato.core.ring import Ring
-from ostinato.durable import CheckpointReader, CheckpointWriter
-from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError, PriorityError, SlotError
-from ostinato.samplers.priorities import reduce_items
+from ostinato.durable import load_part, save_part
+from ostinato.errors import (
+    CheckpointError,
+    EmptyBufferError,
+    KindError,
+    OptionError,
+    PriorityError,
+    SlotError,
+    UsageError,
+)
+from ostinato.samplers.priorities import one_each, read_priorities, reduce_items, steps_of_rows
 from ostinato.samplers.standalone import (
     Standalone,
     as_picks,
     check_request,
     index_and_info,
-    read_index,
-    read_values,
-    steps_of_rows,
 )
 
 if TYPE_CHECKING:
@@ -36,7 +43,6 @@ if TYPE_CHECKING:
     from ostinato.core.rows import Path
     from ostinato.samplers.standalone import BareStorage
 
-_FORMAT = "ostinato.sampler"
 _CPU = torch.device("cpu")
 
 
@@ -272,7 +278,7 @@ class Sampler(ABC):
         if not view.rows:
             msg = "Cannot sample from an empty storage: write rows first"
             raise EmptyBufferError(msg)
-        view = self.begin_standalone(view, storage)
+        self.begin_standalone(view, storage)
         draw = self.draw(view, batch_size, generator)
         if isinstance(self, CountingSampler):
             self.deliver(draw)
@@ -284,14 +290,14 @@ class Sampler(ABC):
         if not view.rows:
             return False
         try:
-            self.check_draw(self.begin_standalone(view, storage), batch_size)
+            self.begin_standalone(view, storage)
+            self.check_draw(view, batch_size)
         except (EmptyBufferError, PriorityError):
             return False
         return True
 
-    def begin_standalone(self, view: View, storage: BareStorage) -> View:  # noqa: ARG002
-        """Return the view that a draw from a bare storage gets; for samplers that keep a state of its rows."""
-        return view
+    def begin_standalone(self, view: View, storage: BareStorage) -> None:  # noqa: B027
+        """Prepare a draw from a bare storage, for samplers that keep a state of its rows."""
 
     def _view_of(self, storage: BareStorage) -> View:
         if self._standalone is None:
@@ -314,7 +320,7 @@ class Sampler(ABC):
         if self._standalone is not None:
             self._standalone.written()
         if self.counting or not isinstance(index, tuple) or len(index) == 1:
-            self.record(as_picks(read_index(index, None, _CPU)[0]))
+            self.record(as_picks(_slots_of(index, None, _CPU)[0]))
 
     def mark_update(self, index: Any, *, storage: BareStorage | None = None) -> None:  # noqa: ARG002
         """Record that rows of a bare storage were changed; prioritized samplers give them the default priority."""
@@ -344,8 +350,7 @@ class Sampler(ABC):
         Raises:
             CheckpointError: if the state cannot be saved, or the path holds other things.
         """
-        with CheckpointWriter(path, format_name=_FORMAT) as writer:
-            writer.commit({"sampler": type(self).__name__, "state": self.state_dict()})
+        save_part(path, self, "sampler")
 
     def loads(self, path: str | os.PathLike[str]) -> None:
         """Restore what `dumps` saved. No code is executed; checksums are verified.
@@ -354,19 +359,11 @@ class Sampler(ABC):
             CheckpointError: if there is no state, it is damaged, or of another sampler or other options; nothing has
                 changed then.
         """
-        saved = CheckpointReader(path, format_name=_FORMAT).state()
-        name = saved.get("sampler") if isinstance(saved, dict) else None
-        if name != type(self).__name__:
-            msg = f"{path} holds the state of a {name}, not of a {type(self).__name__}: load it into one of these"
-            raise CheckpointError(msg)
-        state = saved["state"]
-        try:
-            sizes = [state[entry].shape[0] for entry in self.row_values or () if entry in state]
-            self.check_state(state, sizes[0] if sizes else LARGEST)
-        except (KeyError, TypeError, AttributeError) as error:
-            msg = f"the sampler's state in {path} is damaged ({error!r})"
-            raise CheckpointError(msg) from error
-        self.load_state_dict(state)
+        load_part(path, self, "sampler", self._check_saved)
+
+    def _check_saved(self, state: dict[str, Any]) -> None:
+        sizes = [state[entry].shape[0] for entry in self.row_values or () if entry in state]
+        self.check_state(state, sizes[0] if sizes else LARGEST)
 
 
 class PrioritySampler(Sampler):
@@ -405,11 +402,7 @@ class PrioritySampler(Sampler):
         Raises:
             SlotError: for a slot at or beyond `max_capacity`.
         """
-        if isinstance(placement, Run):
-            end = min(placement.start + placement.rows, placement.capacity)
-        else:
-            end = int(placement.slots.max()) + 1 if placement.slots.numel() else 0
-        self.check_rows(end, self.max_rows(storage))
+        self.check_rows(placement.end, self.max_rows(storage))
 
     def check_rows(self, rows: int, room: int) -> None:
         """Check that `rows` rows can have a priority, where there is room for `room`.
@@ -424,7 +417,7 @@ class PrioritySampler(Sampler):
             )
             raise SlotError(msg)
 
-    def begin_standalone(self, view: View, storage: BareStorage) -> View:
+    def begin_standalone(self, view: View, storage: BareStorage) -> None:
         """Give rows of a bare storage that have no priority the default priority.
 
         Raises:
@@ -432,7 +425,6 @@ class PrioritySampler(Sampler):
         """
         self.check_rows(view.rows, self.max_rows(storage))
         self.begin(view)
-        return view
 
     def extend(self, index: Any, *, storage: BareStorage | None = None) -> None:
         """Record that rows of a bare storage were written: they get the default priority.
@@ -472,10 +464,12 @@ class PrioritySampler(Sampler):
             The slots, without -1.
         """
         device = self.device if storage is None else storage.device
-        slots, shape = read_index(index, storage, device)
+        slots, shape = _slots_of(index, storage, device)
         check_not_negative(slots.cpu(), least=least)
         steps = None if self.slices else steps_of_rows(None if storage is None else storage.schema)
-        given = None if priority is None else read_values(priority, shape, self.reduce, steps).to(device)
+        given = None
+        if priority is not None:
+            given = one_each(read_priorities(priority, shape, steps).to(device), slots.shape[0], self.reduce)
         kept = slots >= 0
         slots, given = slots[kept].contiguous(), None if given is None else given[kept].contiguous()
         if not slots.numel():
@@ -669,17 +663,22 @@ class CountingSampler(Sampler):
         """
 
 
-def written(placement: Placement, values: Tensor | None, device: torch.device) -> tuple[Tensor, Tensor | None]:
-    """Return the slots of rows that were written, int64 `[n]`, and their values, if all of the batch have one.
+def _slots_of(index: Any, storage: BareStorage | None, device: torch.device) -> tuple[Tensor, tuple[int, ...]]:
+    """Return slots int64 `[n]`, and the shape of the index, which needs the storage if it has several dimensions.
 
-    Args:
-        placement: of the rows.
-        values: `[placement.total]`.
-        device: of the slots.
+    Raises:
+        UsageError: if the storage is missing.
     """
-    if isinstance(placement, Run):
-        return placement.slots(device), None if values is None else values[placement.skip :]
-    return placement.slots.to(device), None if values is None else values[placement.rows.to(values.device)]
+    columns = len(index) if isinstance(index, tuple) else np.shape(index)[-1] if np.ndim(index) > 1 else 1
+    if columns == 1:
+        return read_slots(index, Slots(device))
+    if storage is None:
+        msg = (
+            "storage should be provided to update_priority() when the storage has more than one dimension, got an "
+            f"index of {columns} columns: pass storage=rb.storage"
+        )
+        raise UsageError(msg)
+    return read_slots(index, storage)
 
 
 def check_replacement(cls: type, *, replacement: bool) -> None:
@@ -741,7 +740,7 @@ def require(good: bool, problem: str) -> None:  # noqa: FBT001
 
 
 def require_options(sampler: Any, state: dict[str, Any], names: Iterable[str]) -> None:
-    """Check that a state has the options of a sampler, which are attributes of it.
+    """Check that a state has the options of a sampler (or a part of one), which are attributes of it.
 
     Raises:
         CheckpointError: naming the first that differs.

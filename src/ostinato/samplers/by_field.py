@@ -13,7 +13,7 @@ from ostinato.core.options import LARGEST, check_choice, check_integer
 from ostinato.core.records import Draw, ring_range
 from ostinato.errors import EmptyBufferError, KindError, OptionError, PriorityError, SchemaError
 from ostinato.samplers.base import Sampler, check_replacement, require
-from ostinato.samplers.distinct import draw_distinct, draw_weighted
+from ostinato.samplers.uniform import draw_distinct, draw_weighted
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,6 +6,7 @@ After its last draw a row stays in its slot (`LimitedSampler`), or leaves the bu
 from __future__ import annotations
 
 from collections import deque
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 import numpy as np
@@ -13,11 +14,10 @@ import torch
 
 from ostinato.core.eligible import Eligible, FreeSlots, grown, slots_of
 from ostinato.core.options import check_integer
-from ostinato.core.records import Draw, Run, ring_range
+from ostinato.core.records import Draw, ring_range
 from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError
 from ostinato.samplers.base import CountingSampler, check_replacement, require, require_options
-from ostinato.samplers.distinct import draw_distinct
-from ostinato.samplers.uniform import RandomSampler
+from ostinato.samplers.uniform import RandomSampler, draw_distinct
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,7 +45,7 @@ class QueueSampler(CountingSampler):
     wait for a whole batch; without a `rate_limiter` it has `RateLimiter()`. Rows of a batch that could not be made (a
     transform raised) return to the head of the queue. An edit (`rb[i] = row`) does not change the place of a row, and
     does not return a row that was delivered. A saved state contains every row that has not been delivered.
-    Cost of a draw: O(batch_size). To delete rows costs O(rows waiting), and writes cost O(rows) from then on.
+    Cost of a draw: O(batch_size). To delete rows costs O(rows waiting). Memory: 40 bytes for each row that waits.
 
     Examples:
         >>> import torch
@@ -59,12 +59,11 @@ class QueueSampler(CountingSampler):
     in_order = True
     bounded = True
     row_values = ()
-    row_slots = ("returned", "drawn")
+    row_slots = ("waiting", "drawn")
 
     def __init__(self) -> None:
-        self._returned: deque[int] = deque()  # rows before the newest ones: of undone draws, or not in ring order
+        self._waiting: deque[int] = deque()  # slots of the rows that were not drawn, the oldest first
         self._drawn: dict[int, list[int]] = {}  # first generation of a draw under way -> its slots
-        self._waiting = 0  # number of the newest rows, which have not been drawn
         self._known = False
 
     def __repr__(self) -> str:
@@ -74,7 +73,7 @@ class QueueSampler(CountingSampler):
     @property
     def rows_left(self) -> int:
         """Rows that can be drawn."""
-        return len(self._returned) + self._waiting
+        return len(self._waiting)
 
     @property
     def draws_left(self) -> int:
@@ -87,12 +86,11 @@ class QueueSampler(CountingSampler):
 
     def room(self, view: View) -> int:
         """Return the rows that can be written before the oldest row that was not delivered is replaced."""
-        first = [self._returned[0]] if self._returned else []
-        held = first + [slots[0] for slots in self._drawn.values()]  # the oldest row of each
-        if view.starts is None and view.ring.native_state()[0] == 0:
-            return view.capacity - max([self._waiting, *(_age(slot, view) + 1 for slot in held)])
+        held = [*islice(self._waiting, 1), *(slots[0] for slots in self._drawn.values())]  # the oldest row of each
         if not held:
-            return view.capacity - self._waiting
+            return view.capacity
+        if view.starts is None and view.ring.native_state()[0] == 0:
+            return view.capacity - max(_age(slot, view) + 1 for slot in held)
         known = view.ring.arrivals(torch.arange(view.rows, device=view.device))
         oldest = known[torch.tensor(held, dtype=torch.int64, device=view.device)].min()
         return view.capacity - int((known >= oldest).sum())
@@ -100,32 +98,19 @@ class QueueSampler(CountingSampler):
     def begin(self, view: View) -> None:
         """Add the rows that a storage held before to the queue."""
         if not self._known:
-            self._waiting, self._known = view.rows, True
-
-    def place(self, rows: int, ring: Ring) -> None:  # noqa: ARG002
-        """Return None; rows that wait in ring order are listed if new rows may go elsewhere."""
-        if self._waiting and not ring.counts.in_order:
-            self._list(ring.cursor, ring.capacity)
-
-    def _list(self, cursor: int, capacity: int) -> None:
-        """List the rows that wait in ring order, up to the cursor."""
-        self._returned.extend(ring_range((cursor - self._waiting) % capacity, self._waiting, capacity).tolist())
-        self._waiting = 0
+            first = (view.cursor - view.rows) % view.capacity
+            self._waiting, self._known = deque(ring_range(first, view.rows, view.capacity).tolist()), True
 
     def record(self, placement: Placement) -> None:
         """Add rows just written to the queue."""
         self._known = True
-        if isinstance(placement, Run):
-            self._waiting = min(self._waiting + placement.total, placement.capacity)
-        else:
-            self._returned.extend(placement.slots.tolist())
+        self._waiting.extend(placement.slots_written().tolist())
 
     def drop_rows(self, slots: Tensor, view: View) -> None:
         """Remove rows that are deleted from the queue."""
         self.begin(view)
-        self._list(view.cursor, view.capacity)
         gone = set(slots.tolist())
-        self._returned = deque(slot for slot in self._returned if slot not in gone)
+        self._waiting = deque(slot for slot in self._waiting if slot not in gone)
         kept = {key: [slot for slot in held if slot not in gone] for key, held in self._drawn.items()}
         self._drawn = {key: held for key, held in kept.items() if held}
 
@@ -139,14 +124,8 @@ class QueueSampler(CountingSampler):
         if batch_size > self.rows_left:
             msg = f"the queue holds {self.rows_left} row(s), {batch_size} were asked for: write more, or ask for fewer"
             raise EmptyBufferError(msg)
-        again = [self._returned.popleft() for _ in range(min(batch_size, len(self._returned)))]
-        fresh = batch_size - len(again)
-        slots = ring_range((view.cursor - self._waiting) % view.capacity, fresh, view.capacity)
-        self._waiting -= fresh
-        if again:
-            slots = torch.cat((torch.tensor(again, dtype=torch.int64, device="cpu"), slots))
-        held = slots.tolist()
-        slots = slots.to(view.device)
+        held = [self._waiting.popleft() for _ in range(batch_size)]
+        slots = torch.tensor(held, dtype=torch.int64, device=view.device)
         generations = view.ring.generations_of_rows(slots)
         self._drawn[int(generations[0])] = held
         return Draw(slots, generations=generations)
@@ -164,19 +143,18 @@ class QueueSampler(CountingSampler):
         self._requeue(list(self._drawn.keys() - {_key(draw) for draw in draws}), view)
 
     def _requeue(self, keys: list[int], view: View) -> None:
-        slots = [*self._returned, *(slot for key in keys for slot in self._drawn.pop(key, ()))]
+        slots = [*self._waiting, *(slot for key in keys for slot in self._drawn.pop(key, ()))]
         listed = torch.tensor(slots, dtype=torch.int64, device=view.device)
-        self._returned = deque(listed[view.ring.arrivals(listed).argsort()].tolist())
+        self._waiting = deque(listed[view.ring.arrivals(listed).argsort()].tolist())
 
     def clear(self) -> None:
         """Remove all rows."""
-        self._returned, self._drawn, self._waiting, self._known = deque(), {}, 0, False
+        self._waiting, self._drawn, self._known = deque(), {}, False
 
     def state_dict(self) -> dict[str, Any]:
         """Return the rows that have not been delivered."""
         return {
-            "waiting": self._waiting,
-            "returned": torch.tensor(list(self._returned), dtype=torch.int64, device="cpu"),
+            "waiting": torch.tensor(list(self._waiting), dtype=torch.int64, device="cpu"),
             "keys": torch.tensor(list(self._drawn), dtype=torch.int64, device="cpu"),
             "sizes": torch.tensor([len(slots) for slots in self._drawn.values()], dtype=torch.int64, device="cpu"),
             "drawn": torch.tensor(
@@ -190,18 +168,17 @@ class QueueSampler(CountingSampler):
         Raises:
             CheckpointError: if it contains a row that is not present, or one row twice.
         """
-        held = [*state["returned"].tolist(), *state["drawn"].tolist()]
-        sizes, waiting = state["sizes"].tolist(), int(state["waiting"])
+        sizes, drawn = state["sizes"].tolist(), state["drawn"].tolist()
+        held = [*state["waiting"].tolist(), *drawn]
         good = (
             len(set(held)) == len(held)
             and all(0 <= slot < rows for slot in held)
-            and 0 <= waiting <= rows - len(held)
             and all(size > 0 for size in sizes)
-            and sum(sizes) == len(state["drawn"])
+            and sum(sizes) == len(drawn)
             and len(set(state["keys"].tolist())) == len(sizes)
         )
         if not good:
-            msg = f"the queue's state is damaged: its {len(held)} rows drawn and {waiting} waiting are not of {rows}"
+            msg = f"the queue's state is damaged: its {len(held)} rows waiting or drawn are not of {rows}"
             raise CheckpointError(msg)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -210,8 +187,7 @@ class QueueSampler(CountingSampler):
         ends = np.cumsum([0, *state["sizes"].tolist()]).tolist()
         pairs = zip(state["keys"].tolist(), ends[:-1], ends[1:], strict=True)
         self._drawn = {key: slots[a:b] for key, a, b in pairs}
-        self._returned = deque(state["returned"].tolist())
-        self._waiting, self._known = int(state["waiting"]), True
+        self._waiting, self._known = deque(state["waiting"].tolist()), True
 
 
 class UsesSampler(CountingSampler):

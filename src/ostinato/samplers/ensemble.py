@@ -14,7 +14,7 @@ import torch
 from ostinato.core.index import Group
 from ostinato.core.options import check_choice, check_integer
 from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError, UsageError
-from ostinato.samplers.base import Sampler, check_replacement
+from ostinato.samplers.base import Sampler, check_replacement, require_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -181,7 +181,7 @@ class MixingRatio:
         Raises:
             CheckpointError: naming what differs.
         """
-        _check_same(self, state, ("rounding", "ratio_steps"))
+        require_options(self, state, ("rounding", "ratio_steps"))
         points, carry = state["points"], state["carry"]
         if (points is None) != (self._points is None):
             words = ("a function of the step", "numbers")
@@ -626,7 +626,7 @@ class SamplerEnsemble(Group[Sampler]):
         if self._ratio is not None and saved is not None:
             self._ratio.check_state(saved)
             return
-        _check_same(self, state, ("sample_from_all", "num_buffer_sampled"))
+        require_options(self, state, ("sample_from_all", "num_buffer_sampled"))
         if p is None or p == _SAMPLEABLE:
             return
         _check_fits(lambda: _shares("p", p, len(self.members)))
@@ -683,17 +683,6 @@ def _some(given: Callable[[int], Any], members: int, chosen: list[int], step: in
 
 def _step(value: Any) -> int:
     return check_integer("steps of a ratio", value, 0, OptionError)
-
-
-def _check_same(made: Any, state: dict[str, Any], names: Sequence[str]) -> None:
-    """Raise `CheckpointError` if a state is of other options."""
-    for name in names:
-        if state[name] != getattr(made, name):
-            msg = (
-                f"the checkpoint is of an ensemble with {name}={state[name]!r}, this one has "
-                f"{name}={getattr(made, name)!r}: make it with the same options"
-            )
-            raise CheckpointError(msg)
 
 
 def _check_fits(read: Callable[[], object]) -> None:

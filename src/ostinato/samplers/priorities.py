@@ -1,20 +1,36 @@
-"""Priorities: their options and checks, their values in a sum tree, and several of them as one."""
+"""Priorities: their options and checks, several of them as one, and sum trees: one in torch, and the native one."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 import torch
+from torch.nn.functional import pad
 
+from ostinato._backend import backend
 from ostinato.core.options import check_choice, check_integer
 from ostinato.core.rank_order import REDUCTIONS
-from ostinato.errors import CapacityError, OptionError, PriorityError, warn_caller
-from ostinato.samplers.priority_tree import MAX_VALUE
+from ostinato.core.records import check_slots, require_values
+from ostinato.errors import CapacityError, KindError, OptionError, PriorityError, PriorityShapeError, warn_caller
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
+    from ostinato._native import SumTree
+    from ostinato.core.ring import Ring
+    from ostinato.core.rows import Schema
+    from ostinato.core.shared_ring import SharedRing
+
+MAX_VALUE = 2.0**960
+"""Largest value of a row: the sum of 2**36 of them is still finite."""
+WEIGHT_DTYPES = frozenset({torch.float32, torch.float64})
+"""Dtypes of weights that the native extension writes."""
+_FAN = 8
+_DEVICE_FAN = 256  # each level costs about twenty operations, whose start is what takes time on a GPU
+_CPU = torch.device("cpu")
 _MAX_CAPACITY = 2**36
 _MAX_EXPONENT = 2.0
 """Exponents of papers are at most 1, and those of TorchRL's examples 1.1; beyond, a few rows are all that is drawn."""
@@ -40,6 +56,98 @@ def reduce_items(items: Tensor, reduction: str) -> Tensor:
         msg = f"priorities of {items.shape[0]} items have the shape {list(items.shape)}: no number per item"
         raise PriorityError(msg)
     return flat[:, 0] if flat.shape[1] == 1 else REDUCTIONS[reduction](flat)
+
+
+def steps_of_rows(schema: Schema | None) -> int:
+    """Return the length of rows that are trajectories `[T, ...]`, where all fields have this dimension; else 1."""
+    shapes = () if schema is None else [leaf.shape for leaf in schema.leaves]
+    lengths = {shape[:1] for shape in shapes}
+    return next(iter(lengths))[0] if len(lengths) == 1 and () not in lengths else 1
+
+
+def check_one_each(given: tuple[int, ...], batch: tuple[int, ...], steps: int | None) -> None:
+    """Check that priorities are not those of all pairs of rows: `[B, B]` comes from `[B] - [B, 1]`, and is never meant.
+
+    Args:
+        given: shape of the priorities.
+        batch: shape of the index of the rows.
+        steps: steps of each row, where rows are trajectories; 1 for single rows, None for windows of any length.
+
+    Raises:
+        PriorityShapeError: if they are.
+    """
+    if batch and batch[-1] > 1 and given == (*batch, batch[-1]) and steps is not None and steps != batch[-1]:
+        msg = (
+            f"the priorities of an index of shape {list(batch)} have the shape {list(batch)}, or further dimensions of "
+            f"values of one row, got {list(given)}: a number for each pair of rows. Errors of shape [B] less "
+            "predictions of shape [B, 1] broadcast to [B, B]: use .squeeze(-1) on the latter. Where there are as many "
+            "values for each row as rows, reduce them first, such as .amax(-1)"
+        )
+        raise PriorityShapeError(msg)
+
+
+def read_priorities(priority: Any, batch: tuple[int, ...], steps: int | None) -> Tensor:
+    """Return priorities of rows that are indexed in the shape `batch`.
+
+    Args:
+        priority: a number or tensor or array: one for all rows, one for each, or `[*batch, *shape]`.
+        batch: shape of the index.
+        steps: see `check_one_each`.
+
+    Returns:
+        Any real dtype, on the device they came on: 0-dim for one priority of all rows, else `[n]` or `[n, *shape]`.
+
+    Raises:
+        KindError: if they are not real numbers, or have no values.
+        SchemaError: for another shape; a `RuntimeError` as well.
+    """
+    try:
+        values = (
+            priority
+            if isinstance(priority, torch.Tensor)
+            else torch.as_tensor(np.asarray(priority, dtype=np.float64), device="cpu")
+        )
+    except (TypeError, ValueError) as error:
+        msg = f"priorities are real numbers, got {type(priority).__name__} ({error})"
+        raise KindError(msg) from None
+    require_real(values)
+    require_values(values, "priorities")
+    values, shape, n = values.detach(), tuple(values.shape), int(np.prod(batch, dtype=np.int64))
+    if values.numel() == 1:
+        return values.reshape(())
+    check_one_each(shape, batch, steps)
+    if shape[: len(batch)] == batch:
+        return values.reshape(n, *shape[len(batch) :])
+    if values.numel() == n:
+        return values.reshape(-1)
+    msg = (
+        "priority should be a number or an iterable of the same length as index, or have its shape "
+        f"{list(batch)} (further dimensions are reduced per row), got shape {list(shape)}"
+    )
+    raise PriorityShapeError(msg)
+
+
+def require_real(values: Tensor) -> None:
+    """Check that priorities are real numbers.
+
+    Raises:
+        KindError: if they are not.
+    """
+    if values.dtype is torch.bool or values.is_complex():
+        msg = f"priorities must be real numbers, got {values.dtype}: pass absolute errors, such as td_error.abs()"
+        raise KindError(msg)
+
+
+def one_each(values: Tensor, rows: int, reduce: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return one priority for each of `rows` rows, float64 `[n]`, contiguous.
+
+    Args:
+        values: as `read_priorities` returns them.
+        rows: of the index.
+        reduce: reduces several priorities of a row, `[n, *shape]`, to one.
+    """
+    values = reduce(values) if values.ndim > 1 else values.to(torch.float64)
+    return values.expand((rows,)).contiguous()
 
 
 def check_exponent(name: str, value: Any) -> float:
@@ -166,3 +274,331 @@ def is_column(x: Any, rows: int) -> bool:
     """Return whether `x` is a float64 tensor `[rows]` of finite numbers of at least 0."""
     matches = isinstance(x, torch.Tensor) and x.dtype is torch.float64 and tuple(x.shape) == (rows,)
     return matches and bool(((x >= 0) & (x < float("inf"))).all())
+
+
+# -- sum trees --------------------------------------------------------------------------------------------------------
+
+
+def make_tree(capacity: int, device: torch.device) -> PriorityTree:
+    """Return a tree of zeros: the native implementation on the CPU, where it is available, else the one in torch.
+
+    Args:
+        capacity: number of slots, at least 1.
+        device: device of slots and values.
+    """
+    if device != _CPU:
+        return PriorityTree(capacity, device, fan=_DEVICE_FAN, lazy=True)
+    native = backend.native
+    return PriorityTree(capacity, device) if native is None else NativeTree(native.SumTree(capacity))
+
+
+class PriorityTree:
+    """Values of the slots `[0, capacity)`, zero at first; draws slot `i` with probability `value[i] / total`.
+
+    A sum tree in float64 with `fan` children per node. A parent is computed from its children in a fixed order, never
+    incremented, so sums do not drift, and equal leaves give equal totals to the last bit. `lazy` parents are computed
+    before they are read, all of them in a few operations: on a GPU it is the start of an operation that takes time.
+    This class works on any device without a host sync: shapes depend on sizes known to the host alone. On the CPU
+    `NativeTree` gives the same results to the last bit.
+
+    Not thread-safe: the buffer's lock orders writes and draws. Dtypes, shapes and devices are those of the arguments
+    named below; the caller sees to that, and on other devices than the CPU to slots and values as well.
+
+    Examples:
+        >>> import torch
+        >>> from ostinato.samplers.priorities import make_tree
+        >>> tree = make_tree(10, torch.device("cpu"))
+        >>> tree.set(torch.tensor([2, 7]), torch.tensor([1.0, 3.0], dtype=torch.float64))
+        >>> tree.draw(torch.tensor([0.0, 0.2, 0.3, 1.0], dtype=torch.float64))[0].tolist()
+        [2, 2, 7, 7]
+    """
+
+    native: SumTree | None = None
+    """The native tree; None in the implementation in torch."""
+
+    def __init__(self, capacity: int, device: torch.device, *, fan: int = _FAN, lazy: bool = False) -> None:
+        self.capacity = capacity
+        self._fan = fan
+        self._lazy = lazy
+        self._stale = False
+        self._sums: list[Tensor] = []
+        nodes = capacity
+        with torch.inference_mode(mode=False):  # updates come in any mode
+            while not self._sums or nodes > 1:
+                nodes = -(-nodes // self._fan) if self._sums else nodes
+                self._sums.append(torch.zeros(-(-nodes // self._fan) * self._fan, dtype=torch.float64, device=device))
+            # zero stands for "no leaf above zero"; both trees share the leaves
+            self._leasts = [self._sums[0]] + [torch.zeros_like(level) for level in self._sums[1:]]
+            self._zero = torch.zeros((), dtype=torch.float64, device=device)
+        self._trees = ((self._sums, _sum), (self._leasts, _least))
+        self.device = self._sums[0].device  # as tensors name it: "cuda" becomes "cuda:0"
+        self._on_cpu = self.device.type == "cpu"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle capacity, device and leaves: parents follow from these."""
+        return _restored, (self.capacity, self.device, self.leaves(self.capacity))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all levels (about 10.3 for each slot)."""
+        return sum(level.nbytes for level in (*self._sums, *self._leasts[1:]))
+
+    @property
+    def total(self) -> float | Tensor:
+        """Sum of all values; 0-dim tensor on devices other than the CPU. O(1)."""
+        self._recompute()
+        total = self._sums[-1][0]
+        return float(total) if self._on_cpu else total
+
+    @property
+    def known_empty(self) -> bool:
+        """Whether all values are zero; False on devices other than the CPU, where to ask would be a host sync."""
+        return self._on_cpu and float(self.total) <= 0
+
+    @property
+    def minimum(self) -> float | Tensor:
+        """Smallest value above zero, infinity if there is none; 0-dim tensor on devices other than the CPU. O(1)."""
+        self._recompute()
+        least = self._leasts[-1][0]
+        least = torch.where(least > 0, least, torch.inf)
+        return float(least) if self._on_cpu else least
+
+    def set(self, slots: Tensor, values: Tensor) -> None:
+        """Write values; of equal slots in one call the last one wins. O(n log capacity).
+
+        Args:
+            slots: int64 `[n]` on the tree's device, in `[0, capacity)`, contiguous.
+            values: float64 `[n]` on the tree's device, finite and at least 0, contiguous.
+
+        Raises:
+            SlotError: on the CPU, for a slot outside the tree; nothing is written.
+        """
+        if self._on_cpu:
+            check_slots(slots, self.capacity)
+        slots, order = slots.sort(stable=True)
+        last = torch.searchsorted(slots, slots, right=True) - 1  # equal slots all write the value of the last one
+        self._sums[0].index_copy_(0, slots, values.index_select(0, order).index_select(0, last) + 0.0)
+        self._stale = self._lazy
+        for level in range(1, 1 if self._lazy else len(self._sums)):
+            slots = slots // self._fan
+            if slots.shape[0] >= self._sums[level].shape[0]:
+                self._update_range(level, 0, self._sums[level].shape[0])
+            else:
+                self._update_nodes(level, slots)
+
+    def set_run(self, start: int, count: int, value: float | Tensor) -> None:
+        """Write one value to the slots `(start + i) % capacity`, `i < count`. O(count), parents once each.
+
+        Args:
+            start: in `[0, capacity)`.
+            count: in `[0, capacity]`.
+            value: finite and at least 0; a 0-dim tensor is read without a host sync on its own device.
+        """
+        end = min(start + count, self.capacity)
+        for first, stop in ((start, end), (0, count - (end - start))):
+            if first < stop:
+                self._sums[0][first:stop].fill_(value).add_(0.0)
+                self._update_above(first, stop)
+
+    def draw(self, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+        """Draw slot `i` with probability `value[i] / total` for each number; never a slot whose value is zero.
+
+        The slot is the one in which `uniform * total` falls when all values are laid end to end in the order of slots,
+        so sorted numbers give sorted slots (stratified draws).
+
+        Args:
+            uniforms: float64 `[B]` in `[0, 1]`, both ends included, on the tree's device, contiguous.
+
+        Returns:
+            Slots int64 `[B]` and their values float64 `[B]`. A tree whose values are all zero gives slot 0 with value
+            0; `NativeTree` raises `ValueError`.
+        """
+        self._recompute()
+        total = self._sums[-1][0]
+        at = torch.where(total > 0, (uniforms * total).clamp_(min=0.0), -1.0)  # all values zero: slot 0, never outside
+        nodes = torch.zeros_like(uniforms, dtype=torch.int64)
+        for level in self._sums[-2::-1] or self._sums:  # the last one holds the total alone
+            children = level.view(-1, self._fan).index_select(0, nodes)
+            ends = children.cumsum(dim=1)
+            present = ends * (children > 0)  # a child of value zero is never chosen, whatever rounding did to its end
+            at = torch.minimum(at, torch.nextafter(present.amax(dim=1), self._zero))
+            chosen = (present > at.unsqueeze(1)).byte().argmax(dim=1, keepdim=True)
+            at = at - pad(ends, (1, 0)).gather(1, chosen).squeeze(1)
+            nodes = nodes * self._fan + chosen.squeeze(1)
+        return nodes, self._sums[0].index_select(0, nodes)
+
+    def sample(
+        self, uniforms: Tensor, beta: float, dtype: torch.dtype, ring: Ring | SharedRing
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Draw slots with their importance weights and generations; see `draw`.
+
+        Args:
+            uniforms: float64 `[B]` in `[0, 1]` on the tree's device, contiguous.
+            beta: exponent of the weights `(value / minimum) ** -beta`.
+            dtype: floating dtype of the weights.
+            ring: generations of the slots.
+
+        Returns:
+            Slots int64 `[B]`, weights `[B]`, generations int64 `[B]`.
+        """
+        slots, values = self.draw(uniforms)
+        least = self.minimum
+        if isinstance(least, float):
+            array = values.numpy()  # numpy starts an operation in a third of torch's time
+            np.power(np.divide(array, least, out=array), -beta, out=array)
+        else:
+            values.div_(least).pow_(-beta)
+        return slots, values.to(dtype), ring.generations_of_rows(slots)
+
+    def leaves(self, rows: int) -> Tensor:
+        """Return the values of the slots `[0, rows)`: float64, a copy."""
+        return self._sums[0][:rows].clone()
+
+    def load(self, leaves: Tensor) -> None:
+        """Set the values of the first slots to `leaves` (float64 `[rows]`), and all others to zero. O(capacity).
+
+        Raises:
+            OptionError: on the CPU, for a value that is negative or not finite; nothing is changed.
+        """
+        if self._on_cpu and not bool(((leaves >= 0) & (leaves < torch.inf)).all()):
+            msg = "the values of a priority tree must be finite and at least 0: nothing has been written"
+            raise OptionError(msg)
+        self._sums[0].zero_()
+        torch.add(leaves, 0.0, out=self._sums[0][: leaves.shape[0]])
+        self._update_above(0, self.capacity)
+
+    def _recompute(self) -> None:
+        """Compute all parents, if they are lazy and leaves have changed."""
+        if self._stale:
+            self._stale = False
+            for level in range(1, len(self._sums)):
+                self._update_range(level, 0, self._sums[level].shape[0])
+
+    def _update_above(self, begin: int, end: int) -> None:
+        """Recompute all nodes above the leaves `[begin, end)`, now or before they are read."""
+        self._stale = self._lazy
+        for level in range(1, 1 if self._lazy else len(self._sums)):
+            begin, end = begin // self._fan, -(-end // self._fan)
+            self._update_range(level, begin, end)
+
+    def _update_range(self, level: int, begin: int, end: int) -> None:
+        below = slice(begin * self._fan, min(end * self._fan, self._sums[level - 1].shape[0]))
+        for tree, combine in self._trees:
+            made = combine(tree[level - 1][below].view(-1, self._fan))
+            tree[level][begin : begin + made.shape[0]] = made
+
+    def _update_nodes(self, level: int, nodes: Tensor) -> None:
+        """Recompute the nodes listed; for a node listed twice the same number is written twice."""
+        for tree, combine in self._trees:
+            tree[level].index_copy_(0, nodes, combine(tree[level - 1].view(-1, self._fan).index_select(0, nodes)))
+
+
+@final
+class NativeTree(PriorityTree):
+    """The tree of the native extension, on the CPU: one native call per batch, without the GIL for large ones.
+
+    Args:
+        tree: the native tree, which may be in memory shared with other processes.
+    """
+
+    native: SumTree
+    device = _CPU
+
+    def __init__(self, tree: SumTree) -> None:
+        self.capacity, self.native = tree.capacity, tree
+        # outputs of `sample` are made with empty_like of these, which is faster than torch.empty
+        self._like_slots = torch.empty(0, dtype=torch.int64, device="cpu")
+        self._like_weights = torch.empty(0, dtype=torch.float32, device="cpu")
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all levels."""
+        return self.native.nbytes
+
+    @property
+    def total(self) -> float:
+        """Sum of all values."""
+        return self.native.total
+
+    @property
+    def known_empty(self) -> bool:
+        """Whether all values are zero."""
+        return self.native.total <= 0
+
+    @property
+    def minimum(self) -> float:
+        """Smallest value above zero, infinity if there is none."""
+        return self.native.minimum
+
+    def set(self, slots: Tensor, values: Tensor) -> None:
+        """Write values; see `PriorityTree.set`."""
+        try:
+            self.native.set(slots.data_ptr(), values.data_ptr(), slots.shape[0])
+        except IndexError:
+            check_slots(slots, self.capacity)
+            raise
+
+    def set_run(self, start: int, count: int, value: float | Tensor) -> None:
+        """Write one value to a run of slots; see `PriorityTree.set_run`."""
+        self.native.set_run(start, count, float(value))
+
+    def draw(self, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+        """Draw slots; see `PriorityTree.draw`."""
+        values = torch.empty_like(uniforms)
+        slots = torch.empty_like(uniforms, dtype=torch.int64)
+        self.native.draw(uniforms.data_ptr(), uniforms.shape[0], slots.data_ptr(), values.data_ptr())
+        return slots, values
+
+    def sample(
+        self, uniforms: Tensor, beta: float, dtype: torch.dtype, ring: Ring | SharedRing
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Draw slots with their importance weights and generations in one native call; see `PriorityTree.sample`.
+
+        Raises:
+            ValueError: if the total is zero or not finite.
+        """
+        if dtype not in WEIGHT_DTYPES:
+            return super().sample(uniforms, beta, dtype, ring)
+        n = uniforms.shape[0]
+        if self._like_slots.shape[0] != n or self._like_weights.dtype is not dtype:
+            self._like_slots = torch.empty(n, dtype=torch.int64, device="cpu")
+            self._like_weights = torch.empty(n, dtype=dtype, device="cpu")
+        slots, generations = torch.empty_like(self._like_slots), torch.empty_like(self._like_slots)
+        weights = torch.empty_like(self._like_weights)
+        self.native.sample(
+            uniforms.data_ptr(),
+            n,
+            beta,
+            ring.native_state(),
+            slots.data_ptr(),
+            weights.data_ptr(),
+            dtype is torch.float32,
+            generations.data_ptr(),
+        )
+        return slots, weights, generations
+
+    def leaves(self, rows: int) -> Tensor:
+        """Return the values of the first slots, a copy."""
+        out = torch.empty(rows, dtype=torch.float64, device="cpu")
+        self.native.leaves(out.data_ptr(), rows)
+        return out
+
+    def load(self, leaves: Tensor) -> None:
+        """Set all values; see `PriorityTree.load`."""
+        self.native.load(leaves.contiguous().data_ptr(), leaves.shape[0])
+
+
+def _restored(capacity: int, device: torch.device, leaves: Tensor) -> PriorityTree:
+    """Return a tree from its pickled state, in the implementation that this process has."""
+    tree = make_tree(capacity, device)
+    tree.load(leaves)
+    return tree
+
+
+def _sum(children: Tensor) -> Tensor:
+    return children.cumsum(dim=1)[:, -1]  # `sum` adds in an order of its own
+
+
+def _least(children: Tensor) -> Tensor:
+    least = torch.where(children > 0, children, torch.inf).amin(dim=1)
+    return torch.where(least < torch.inf, least, 0.0)

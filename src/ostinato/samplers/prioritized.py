@@ -10,8 +10,12 @@ import torch
 from ostinato._backend import backend
 from ostinato.core.records import Draw, Run
 from ostinato.errors import CheckpointError, OptionError, PriorityError, UsageError
-from ostinato.samplers.base import PrioritySampler, check_replacement, require, require_options, written
+from ostinato.samplers.base import PrioritySampler, check_replacement, require, require_options
 from ostinato.samplers.priorities import (
+    MAX_VALUE,
+    WEIGHT_DTYPES,
+    NativeTree,
+    PriorityTree,
     check_capacity,
     check_exponent,
     check_number,
@@ -19,11 +23,11 @@ from ostinato.samplers.priorities import (
     fits,
     is_column,
     last_of_equal,
+    make_tree,
     on_device,
     raise_invalid,
     values_of,
 )
-from ostinato.samplers.priority_tree import MAX_VALUE, WEIGHT_DTYPES, NativeTree, PriorityTree, make_tree
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -331,12 +335,12 @@ class PrioritizedSampler(PrioritySampler):
             if not (known <= placement.start and known < end <= view.rows):
                 self._fill(tree, placement, default)  # the one before the write
         else:
-            slots, given = written(placement, priorities, view.device)
-            self.set_priorities(slots, given, view)
+            given = None if priorities is None else placement.of_rows_written(priorities)
+            self.set_priorities(placement.slots_written(view.device), given, view)
         starts = None if view.episodes is None else self._starts(view)
         if starts is None and self._mask is None:
             return
-        slots, _ = written(placement, None, view.device)  # which may have replaced rows that could not be drawn
+        slots = placement.slots_written(view.device)  # which may have replaced rows that could not be drawn
         self._limit(slots, view)
         if starts is not None and view.episodes is not None:
             self._limit(self._completed(slots, starts, view.episodes), view)
@@ -453,7 +457,7 @@ class PrioritizedSampler(PrioritySampler):
 
     # -- without a buffer ----------------------------------------------------------------------------------------------
 
-    def begin_standalone(self, view: View, storage: BareStorage) -> View:
+    def begin_standalone(self, view: View, storage: BareStorage) -> None:
         """Give rows of a bare storage without a priority the default priority, and drop those of rows it does not have.
 
         Raises:
@@ -465,7 +469,7 @@ class PrioritizedSampler(PrioritySampler):
             priorities, values = self._contents()
             self._allocate(priorities[: view.rows], values[: view.rows], view.rows, priorities.device)
             self._largest_outdated = True
-        return super().begin_standalone(view, storage)
+        super().begin_standalone(view, storage)
 
     def _require_own(self) -> None:
         if self._ring is not None:
@@ -613,7 +617,8 @@ class PrioritizedSampler(PrioritySampler):
         tree.set_run(run.start, run.rows, (priority + self._eps) ** self._alpha)
         if self._mask is not None:
             slots = run.slots(tree.device)
-            tree.set(slots, self._masked(slots, tree.get(slots)))
+            slots = slots[self._mask[slots]]
+            tree.set(slots, torch.zeros_like(slots, dtype=torch.float64))
         self.track_largest(0.0, replaced, priority)
 
     # -- state --------------------------------------------------------------------------------------------------------

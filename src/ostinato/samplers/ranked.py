@@ -11,7 +11,7 @@ from ostinato.core.eligible import grown, slots_of
 from ostinato.core.options import check_choice, check_integer
 from ostinato.core.rank_order import RankOrder
 from ostinato.errors import PriorityError, TooFewRowsError
-from ostinato.samplers.base import PrioritySampler, check_not_negative, check_rows, require, require_options, written
+from ostinato.samplers.base import PrioritySampler, check_not_negative, check_rows, require, require_options
 from ostinato.samplers.consuming import MOST_DRAWS, UsesSampler
 from ostinato.samplers.priorities import check_capacity, check_reduction
 
@@ -243,10 +243,9 @@ class HeapSampler(PrioritySampler, _TopSampler):
 
     def record_rows(self, placement: Placement, priorities: Tensor | None, view: View) -> None:  # noqa: ARG002
         """Record rows just written, with their first priorities. Cost: O(rows written)."""
-        slots, given = written(placement, priorities, torch.device("cpu"))
-        where: NDArray[np.int64] = slots.numpy()
-        self._write(where, None if given is None else given.cpu().numpy())
-        self._add(where)
+        slots: NDArray[np.int64] = placement.slots_written().cpu().numpy()
+        self._write(slots, None if priorities is None else placement.of_rows_written(priorities).cpu().numpy())
+        self._add(slots)
         self.ran_out = False
 
     def record(self, placement: Placement) -> None:

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from ostinato.core.records import Placement, Plan, View
     from ostinato.core.rows import Path
     from ostinato.samplers.base import StorageShape, WriterOrder
-    from ostinato.samplers.standalone import BareStorage
 
 Side: TypeAlias = bool | int
 _SIDES = 2
@@ -277,8 +276,8 @@ class SliceSampler(Sampler):
             "longer episodes, shorten the slices, or allow shorter ones with strict_length=False"
         )
 
-    def _long_enough(self, view: View, length: int) -> Starts:
-        """Return the rows of the episodes that are long enough.
+    def _long_enough(self, view: View, length: int) -> tuple[EpisodeTable, Starts]:
+        """Return the episodes, and the rows of those that are long enough.
 
         Raises:
             EmptyBufferError: if there is none.
@@ -288,7 +287,7 @@ class SliceSampler(Sampler):
         starts = table.starts(length if self._strict_length else 1)
         if not starts.rows:
             raise self._too_short(length, table)
-        return starts
+        return table, starts
 
     def check_draw(self, view: View, batch_size: int) -> None:
         """Raise what `draw` would raise.
@@ -307,52 +306,37 @@ class SliceSampler(Sampler):
             UsageError: if the batch size is not a multiple of the option.
         """
         number, length = self._split(batch_size)
-        starts = self._long_enough(view, length)
-        rows = starts.draw_episodes(torch.randint(0, _TOP, (2 * number,), generator=generator, device=view.device))
-        return Draw(rows, length=length) if self._full else self._place(rows, length, view, generator)
+        table, starts = self._long_enough(view, length)
+        randoms = torch.randint(0, _TOP, (2 * number,), generator=generator, device=view.device)
+        rows = starts.draw(randoms, by_episode=True)
+        return Draw(rows, length=length) if self._full else self._place(rows, length, table, generator)
 
-    def _place(self, rows: Tensor, length: int, view: View, generator: torch.Generator | None) -> Draw:
-        """Place one slice in the episode of each row.
+    def _place(self, rows: Tensor, length: int, table: EpisodeTable, generator: torch.Generator | None) -> Draw:
+        """Place one slice in the episode of each row; see `EpisodeTable.place_slices`."""
+        randoms = torch.randint(0, _TOP, rows.shape, generator=generator, device=rows.device)
+        left, right = self._span
+        span = (length - 1 if left is True else int(left), length - 1 if right is True else int(right))
+        firsts, lengths = table.place_slices(rows, length, span, randoms)
+        return Draw(firsts, lengths=lengths, pad=self._pad(table, length) if self._pad_output else 0)
 
-        The start is uniform over `[0, n - length]` in an episode of `n` rows; without `strict_length`, an episode of
-        `n < length` rows is one slice. `span` allows starts further left or right: the slice then reaches out of its
-        episode on this side, and is shorter.
-        """
-        table = view.require_episodes()
-        behind = table.behind(rows)
-        have = table.ahead(rows) + behind + 1
-        full = have.clamp(max=length)
-        left, right = ((full - 1).clamp(max=length - 1 if side is True else int(side)) for side in self._span)
-        counts = have - full + right + left + 1
-        randoms = torch.randint(0, _TOP, rows.shape, generator=generator, device=view.device)
-        drawn = ((randoms >> 10).to(torch.float64) * 2.0**-53 * counts).to(torch.int64).clamp_(max=counts - 1)
-        start = drawn - left
-        first = start.clamp(min=0)
-        lengths = torch.minimum(start + full, have) - first
-        return Draw(table.shift(rows, first - behind), lengths=lengths, pad=self._pad(view, length))
-
-    def _pad(self, view: View, length: int) -> int:
+    def _pad(self, table: EpisodeTable, length: int) -> int:
         """Return the rows that slices are padded to, if some of this length may be shorter; else 0."""
-        if not self._pad_output:
-            return 0
-        table = view.require_episodes()
         return length if any(self._span) or table.starts(length).episodes < table.count else 0
 
     def marks(self, plan: Plan, data: Any) -> dict[Path, Tensor]:
         """Return the flags of the slices by path, `[R, 1]` or in the shape of the stored ones; see `SliceSampler`."""
         out: dict[Path, Tensor] = {}
-        path = self._truncated
+        path, known = self._truncated, set(map(attrgetter("path"), plan.schema.leaves))
         if path is not None:
             last = plan.last_of_each().view(-1, 1)
-            level, stored, held = kinds.find_field(data, path[:-1]), None, None
-            if level is not None:
-                stored, held = kinds.find_field(level, ("done",)), kinds.find_field(level, ("terminated",))
+            done, terminated = (*path[:-1], "done"), (*path[:-1], "terminated")
+            stored = kinds.find_field(data, done) if done in known else None
+            held = kinds.find_field(data, terminated) if terminated in known else None
             out[path] = last.clone() if stored is None else _spread(last, stored).expand_as(stored).clone()
-            out[*path[:-1], "done"] = last.clone() if stored is None else _set_where(last, stored)
-            out[*path[:-1], "terminated"] = torch.zeros_like(last) if held is None else held.clone()
-        initial = None if self._init is None else kinds.find_field(data, self._init)
-        if initial is not None and self._init is not None:
-            out[self._init] = _set_where(plan.first_of_each(), initial)
+            out[done] = last.clone() if stored is None else _set_where(last, stored)
+            out[terminated] = torch.zeros_like(last) if held is None else held.clone()
+        if self._init is not None and self._init in known:
+            out[self._init] = _set_where(plan.first_of_each(), kinds.find_field(data, self._init))
         return out
 
     @property
@@ -446,7 +430,7 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         # the rows of this view are the episodes of the pass, numbered by age
         episodes = view._replace(rows=firsts.shape[0], capacity=firsts.shape[0], starts=None)
         picked = SamplerWithoutReplacement.draw(self, episodes, number, generator).slots
-        return self._place(firsts[picked], length, view, generator)
+        return self._place(firsts[picked], length, view.require_episodes(), generator)
 
     def check_draw(self, view: View, batch_size: int) -> None:
         """Raise what `draw` would raise.
@@ -621,12 +605,6 @@ class PrioritizedSliceSampler(PrioritizedSampler, SliceSampler):
             view.require_episodes().track_firsts()
         super().begin(view)
 
-    def begin_standalone(self, view: View, storage: BareStorage) -> View:
-        """Prepare the priorities of a bare storage, and hide the rows that no slice may begin with."""
-        super().begin_standalone(view, storage)
-        self.begin(view)
-        return view
-
     def mass(self, view: View) -> None:  # noqa: ARG002
         """Return None: it draws slices, not single rows."""
         return
@@ -673,7 +651,7 @@ class PrioritizedSliceSampler(PrioritizedSampler, SliceSampler):
         if self._full:
             return drawn._replace(length=length)
         lengths = (table.ahead(drawn.slots) + 1).clamp_(max=length)
-        return drawn._replace(lengths=lengths, pad=self._pad(view, length))
+        return drawn._replace(lengths=lengths, pad=self._pad(table, length) if self._pad_output else 0)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the priorities, and the length of the last slices."""
@@ -731,11 +709,6 @@ class StreamingSliceSampler(SliceSampler):
         super().__init__(slice_len=self._rows_each, **options)
         self._queue: deque[tuple[int, int]] = deque()  # first slot of each window, and the arrival of its row
         self._place_in_window = torch.empty(0, dtype=torch.int32, device="cpu")  # of each row; -1 in none
-
-    @property
-    def windows_left(self) -> int:
-        """Windows that are queued, those included that were replaced since."""
-        return len(self._queue)
 
     @property
     def nbytes(self) -> int:
@@ -822,9 +795,9 @@ class StreamingSliceSampler(SliceSampler):
         lengths = torch.cat((torch.full_like(fresh, length), rest.lengths))
         return rest._replace(slots=slots, lengths=lengths)
 
-    def _pad(self, view: View, length: int) -> int:  # noqa: ARG002
+    def _pad(self, table: EpisodeTable, length: int) -> int:  # noqa: ARG002
         """Return the length with `pad_output`: queued windows have a mask, and so do the slices of the same batch."""
-        return length if self._pad_output else 0
+        return length
 
     def check_draw(self, view: View, batch_size: int) -> None:
         """Raise what `draw` would raise."""

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, final
 
-import numpy as np
-import torch
-
 from ostinato.core.episodes.tracker import EpisodeTracker, TrackedRows
 from ostinato.core.options import check_integer
-from ostinato.core.records import Picks, Plan, View, require_values
+from ostinato.core.records import Picks, Plan, View
 from ostinato.core.ring import Ring
-from ostinato.errors import KindError, PriorityShapeError, UsageError
+from ostinato.errors import KindError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,7 +17,7 @@ if TYPE_CHECKING:
 
     from ostinato.core.episodes.tracker import Episodes
     from ostinato.core.records import Draw
-    from ostinato.core.rows import Path, Schema
+    from ostinato.core.rows import Path
 
     Index: TypeAlias = Tensor | tuple[Tensor, ...]
 
@@ -129,109 +126,6 @@ def index_and_info(
     if weights is not None:
         info["priority_weight"] = weights
     return whole, info
-
-
-def read_index(index: Any, storage: BareStorage | None, device: torch.device) -> tuple[Tensor, tuple[int, ...]]:
-    """Return the slots of an index, int64 `[n]` without rows that were not kept (-1), and their shape.
-
-    Args:
-        index: an integer, range, list, array or tensor; with a storage of `ndim=2` a pair, or a tensor `[..., 2]`.
-        storage: needed for an index with `ndim=2`.
-        device: of the slots.
-
-    Raises:
-        KindError: if it is not an index.
-        UsageError: for an index with several dimensions without a storage.
-    """
-    if isinstance(index, tuple):
-        parts = [_integers(part).to(device, torch.int64) for part in index]
-    else:
-        whole = _integers(index).to(device, torch.int64)
-        parts = list(whole.unbind(-1)) if whole.ndim > 1 else [whole]
-    if len(parts) == 1:
-        return parts[0].reshape(-1), tuple(parts[0].shape)
-    if storage is None:
-        msg = (
-            "storage should be provided to update_priority() when the storage has more than one dimension, got an "
-            f"index of {len(parts)} columns: pass storage=rb.storage"
-        )
-        raise UsageError(msg)
-    if len(parts) != _WRAPPED or storage.ndim != _WRAPPED or parts[0].shape != parts[1].shape:
-        msg = f"an index of a storage with ndim={storage.ndim} has {storage.ndim} columns, got {len(parts)}"
-        raise KindError(msg)
-    slots = torch.where(parts[0] < 0, parts[0], parts[0] * storage.num_envs + parts[1])
-    return slots.reshape(-1), tuple(slots.shape)
-
-
-def _integers(value: Any) -> Tensor:
-    try:
-        found = value if isinstance(value, torch.Tensor) else torch.as_tensor(np.asarray(value), device="cpu")
-    except (TypeError, ValueError) as error:
-        msg = f"an index is an integer, or a list, array or tensor of integers, got {value!r} ({error})"
-        raise KindError(msg) from None
-    if not found.numel():
-        return found.to(torch.int64)
-    if found.dtype is torch.bool or found.is_floating_point() or found.is_complex():
-        msg = f"an index must hold integers, got {found.dtype}"
-        raise KindError(msg)
-    require_values(found, "an index")
-    return found.detach()
-
-
-def steps_of_rows(schema: Schema | None) -> int:
-    """Return the length of rows that are trajectories `[T, ...]`, where all fields have this dimension; else 1."""
-    shapes = () if schema is None else [leaf.shape for leaf in schema.leaves]
-    lengths = {shape[:1] for shape in shapes}
-    return next(iter(lengths))[0] if len(lengths) == 1 and () not in lengths else 1
-
-
-def check_one_each(given: tuple[int, ...], batch: tuple[int, ...], steps: int | None) -> None:
-    """Check that priorities are not those of all pairs of rows: `[B, B]` comes from `[B] - [B, 1]`, and is never meant.
-
-    Args:
-        given: shape of the priorities.
-        batch: shape of the index of the rows.
-        steps: steps of each row, where rows are trajectories; 1 for single rows, None for windows of any length.
-
-    Raises:
-        PriorityShapeError: if they are.
-    """
-    if batch and batch[-1] > 1 and given == (*batch, batch[-1]) and steps is not None and steps != batch[-1]:
-        msg = (
-            f"the priorities of an index of shape {list(batch)} have the shape {list(batch)}, or further dimensions of "
-            f"values of one row, got {list(given)}: a number for each pair of rows. Errors of shape [B] less "
-            "predictions of shape [B, 1] broadcast to [B, B]: use .squeeze(-1) on the latter. Where there are as many "
-            "values for each row as rows, reduce them first, such as .amax(-1)"
-        )
-        raise PriorityShapeError(msg)
-
-
-def read_values(priority: Any, shape: tuple[int, ...], reduce: Callable[[Tensor], Tensor], steps: int | None) -> Tensor:
-    """Return one priority for each row of an index of this shape, float64 `[n]`; `steps` as for `check_one_each`.
-
-    Raises:
-        KindError: if they are not real numbers.
-        UsageError: for another number of them.
-    """
-    try:
-        given = priority if isinstance(priority, torch.Tensor) else np.asarray(priority, dtype=np.float64)
-        values = torch.as_tensor(given, device=None if isinstance(given, torch.Tensor) else "cpu", dtype=torch.float64)
-    except (TypeError, ValueError, RuntimeError) as error:
-        msg = f"priorities are real numbers, got {type(priority).__name__} ({error})"
-        raise KindError(msg) from None
-    values, rows = values.detach(), int(np.prod(shape, dtype=np.int64))
-    if values.numel() == 1:
-        return values.reshape(1).expand(rows).contiguous()
-    check_one_each(tuple(values.shape), shape, steps)
-    if values.ndim > len(shape) > 0 and tuple(values.shape[: len(shape)]) == shape:
-        return reduce(values.reshape(rows, -1))
-    if values.numel() == rows:
-        return values.reshape(-1).contiguous()
-    msg = (
-        "priority should be a number or an iterable of the same length as index, got priorities of shape "
-        f"{list(values.shape)} for an index of shape {list(shape)}"
-    )
-    raise PriorityShapeError(msg)
 
 
 def as_picks(slots: Tensor) -> Picks:

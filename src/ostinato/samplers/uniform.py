@@ -1,8 +1,8 @@
-"""Uniform sampling, with and without replacement."""
+"""Uniform sampling, with and without replacement; draws of distinct rows."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, final
 
 import torch
 from torch.compiler import is_dynamo_compiling
@@ -11,11 +11,12 @@ from ostinato._backend import backend
 from ostinato.core.eligible import scale
 from ostinato.core.episodes.table import Starts
 from ostinato.core.records import Draw, Run
-from ostinato.errors import OptionError, TooFewRowsError
+from ostinato.errors import OptionError, TooFewRowsError, UsageError
 from ostinato.samplers.base import Sampler, check_replacement, new_slots, require, require_options
-from ostinato.samplers.cuda_shuffle import DevicePasses, swap
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
     from ostinato.core.eligible import EligibleRows
@@ -27,6 +28,13 @@ _LARGE_BYTES = 4 << 20
 """From this size on the order is in huge pages, since a shuffle accesses it at random."""
 _ROOMY = 1 << 23
 """Up to this capacity the order is allocated for all slots: to grow it, a draw would copy it."""
+
+_ROUNDS = 8
+"""Rounds of single draws, before the rest of a batch is drawn from an order of all rows."""
+_LARGE = 4
+"""A batch of at least one row in so many is drawn from an order of all rows at once."""
+_MOST_ROWS = 2**31 - 1
+"""Up to this number of rows, its product with 63 random bits can be computed from 64-bit products."""
 
 
 class RandomSampler(Sampler):
@@ -172,8 +180,7 @@ class SamplerWithoutReplacement(RandomSampler):
         """
         self._due -= placement.total
         if self._passes is not None and isinstance(placement, Run):
-            end = min(placement.start + placement.rows, placement.capacity)
-            self._passes.record(max(self._passes.rows, end))
+            self._passes.record(max(self._passes.rows, placement.end))
 
     def drop_rows(self, slots: Tensor, view: View) -> None:
         """Leave out rows that are deleted, in this pass and the next ones.
@@ -408,3 +415,234 @@ def _is_order(order: Any, rows: int | None) -> bool:
     seen = torch.zeros(rows, dtype=torch.bool, device=order.device)
     seen[order] = True
     return bool(seen.all())
+
+
+# -- endless passes on devices --------------------------------------------------------------------------------------
+
+
+@final
+class DevicePasses:
+    """Endless shuffled passes on CUDA and other devices, with the distribution of those on the CPU.
+
+    An order of slots and the position of the pass in it are on the device, so no draw is a host sync.
+
+    While the host knows the position, a draw copies the next part of an order that was shuffled when the pass began.
+    The host does not know what replays of a CUDA graph have drawn. So a captured draw reads position and number of rows
+    on the device, and updates them there. From then on all draws do.
+
+    Args:
+        capacity: maximum number of rows.
+        device: device of the order.
+
+    Raises:
+        OptionError: if the capacity is above 2**31 - 1.
+        UsageError: while a CUDA graph is captured.
+    """
+
+    def __init__(self, capacity: int, device: torch.device) -> None:
+        if capacity > _MOST_ROWS:
+            msg = f"endless passes on {device} work for up to {_MOST_ROWS} rows, got a capacity of {capacity}"
+            raise OptionError(msg)
+        if _is_capturing(device):
+            msg = "the first draw cannot be captured in a CUDA graph: sample once before the capture"
+            raise UsageError(msg)
+        self.capacity = capacity
+        self.device = device
+        with torch.inference_mode(mode=False):  # changed in place in any mode
+            self.order = torch.arange(capacity, device=device)  # slots without rows are in order
+            self._at = torch.zeros((), dtype=torch.int64, device=device)
+            self._count = torch.zeros((), dtype=torch.int64, device=device)
+        self.rows = 0
+        self._position: int | None = 0
+        self._shuffled = False  # whether the order is shuffled from the position on
+
+    @property
+    def position(self) -> int:
+        """Rows of the pass that were drawn; a host sync if only the device has the number."""
+        return int(self._at) if self._position is None else self._position
+
+    def load(self, order: Tensor, position: int) -> None:
+        """Continue with a permutation of `[0, n)`, int64 `[n]`, of which `position` rows were drawn."""
+        self.rows = order.shape[0]
+        self.order[: self.rows] = order.to(self.device)
+        self._count.fill_(self.rows)
+        self._at.fill_(position)
+        self._position = position
+        self._shuffled = False
+
+    def record(self, rows: int) -> None:
+        """Record that there are `rows` rows now; new rows are added to the pass."""
+        if rows < self.rows:
+            self.clear()  # the sampler was moved here from a fuller buffer
+        if rows == self.rows:
+            return
+        if _is_capturing(self.device):
+            msg = "rows were written since the last draw: sample once before the capture"
+            raise UsageError(msg)
+        self.rows = rows
+        self._count.fill_(rows)
+        self._shuffled = False
+
+    def clear(self) -> None:
+        """Reset order and position in place: a captured graph reads the same memory."""
+        torch.arange(self.capacity, out=self.order, device=self.device)
+        self._at.zero_()
+        self._count.zero_()
+        self.rows = 0
+        self._position = None if self._position is None else 0
+        self._shuffled = False
+
+    def leave_host(self) -> None:
+        """Read the position on the device for all draws from now on."""
+        self._position = None
+
+    def draw(self, count: int, generator: torch.Generator | None) -> Tensor:
+        """Draw `count` slots, int64 `[count]`; a copy."""
+        if self._position is not None and _is_capturing(self.device):
+            self.leave_host()
+        if self._position is None:
+            return self._draw_on_device(count, generator)
+        return self._draw_from_host(self._position, count, generator)
+
+    def _draw_from_host(self, position: int, count: int, generator: torch.Generator | None) -> Tensor:
+        parts = []
+        while count:
+            rest = self.order[position : self.rows]
+            if not self._shuffled:
+                rest.copy_(rest[torch.randperm(rest.shape[0], generator=generator, device=self.device)])
+                self._shuffled = True
+            parts.append(rest[:count].clone())
+            count -= parts[-1].shape[0]
+            position += parts[-1].shape[0]
+            if position == self.rows:
+                position, self._shuffled = 0, False
+        self._position = position
+        self._at.fill_(position)
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _draw_on_device(self, count: int, generator: torch.Generator | None) -> Tensor:
+        randoms = torch.randint(0, _TOP, (count,), generator=generator, device=self.device)
+        rows = self._count.clamp(min=1)  # a graph replayed after `clear` must not divide by zero
+        first = (torch.arange(count, device=self.device) + self._at).remainder_(rows)
+        out = swap(self.order, first, first + scale(randoms, rows - first))
+        self._at.copy_((self._at + count).remainder_(rows))
+        return out
+
+
+def swap(order: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """Swap `order[first[s]]` with `order[second[s]]` for s = 0, 1, ...; return the item at `first[s]` after each swap.
+
+    The result is that of a loop; the work is a sort and about log2(n) rounds of pointer jumping (on the parallelism of
+    such shuffles see Shun, Gu, Blelloch, Fineman and Gibbons 2015). No step is a host sync.
+
+    Args:
+        order: int64 `[m]`; changed.
+        first: int64 `[n]` in [0, m).
+        second: int64 `[n]` in [0, m).
+
+    Returns:
+        int64 `[n]`.
+    """
+    count = 2 * first.shape[0]
+    same = (first == second)[:, None].expand(-1, 2).reshape(-1)
+    # event 2s is the write of swap s to its first position, 2s + 1 the write to its second
+    places = torch.stack((first, second), 1).view(-1)
+    events = torch.arange(count, device=order.device)
+    sorted_places, by = torch.sort(places, stable=True)
+    again = sorted_places[1:] == sorted_places[:-1]
+    none = torch.full((1,), -1, dtype=torch.int64, device=order.device)
+    earlier = torch.empty_like(by).scatter_(0, by, torch.cat((none, torch.where(again, by[:-1], -1))))
+    # the item written was at the other position before: written by the last event there, or original
+    taken_at = torch.where(same, events & ~1, events ^ 1)
+    source = earlier.index_select(0, taken_at)
+    held = order.index_select(0, places.index_select(0, taken_at))
+    jump = torch.where(source < 0, events, source)
+    for _ in range(count.bit_length()):
+        jump = jump.index_select(0, jump)
+    values = held.index_select(0, jump)
+    last = torch.searchsorted(sorted_places, sorted_places, right=True) - 1  # all events at a place write its last item
+    order.scatter_(0, sorted_places, values.index_select(0, by.index_select(0, last)))
+    return values[::2].contiguous()
+
+
+def _is_capturing(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+# -- distinct rows ----------------------------------------------------------------------------------------------------
+
+
+def draw_distinct(total: int, count: int, generator: torch.Generator | None, device: torch.device) -> Tensor:
+    """Draw `count` different numbers of `[0, total)`; every order of every set of them is equally likely.
+
+    Cost: O(count log count); O(total) if `count` is a quarter of them or more.
+
+    Returns:
+        int64 `[count]` on `device`.
+    """
+
+    def single(number: int) -> Tensor:
+        return torch.randint(0, total, (number,), generator=generator, device=device)
+
+    def ordered() -> Tensor:
+        return torch.randperm(total, generator=generator, device=device)
+
+    return _draw(single, ordered, count, large=_LARGE * count >= total)
+
+
+def draw_weighted(
+    sums: Tensor, weights: Tensor, count: int, generator: torch.Generator | None, *, distinct: bool
+) -> Tensor:
+    """Draw `count` numbers of `[0, n)` in proportion to their weights.
+
+    Distinct numbers are drawn one after the other, each in proportion to the weights of those not drawn yet.
+
+    Args:
+        sums: cumulative sums of the weights, float64 `[n]`.
+        weights: all above 0, float64 `[n]`.
+        count: how many; at most `n` if they are distinct.
+        generator: source of random numbers.
+        distinct: whether no number occurs twice.
+
+    Returns:
+        int64 `[count]`.
+    """
+    top = weights.shape[0] - 1
+
+    def single(number: int) -> Tensor:
+        points = torch.rand(number, dtype=torch.float64, generator=generator, device=sums.device) * sums[-1]
+        return torch.searchsorted(sums, points, right=True).clamp_(max=top)
+
+    def ordered() -> Tensor:  # the order in which exponential clocks of these rates ring
+        times = torch.empty_like(weights).exponential_(generator=generator)
+        return (times / weights).argsort(stable=True)
+
+    if not distinct:
+        return single(count)
+    return _draw(single, ordered, count, large=_LARGE * count >= weights.shape[0])
+
+
+def _draw(single: Callable[[int], Tensor], ordered: Callable[[], Tensor], count: int, *, large: bool) -> Tensor:
+    """Draw distinct numbers: single draws without those that were drawn before, then an order without them.
+
+    Both have the same distribution: that of draws one after the other, each among the numbers that are left.
+    """
+    if large:
+        return ordered()[:count]
+    found = single(count)
+    for turn in range(_ROUNDS):
+        found = found[_first_of_each(found)]
+        if found.shape[0] == count:
+            return found
+        if turn < _ROUNDS - 1:
+            found = torch.cat((found, single(count - found.shape[0])))
+    order = ordered()
+    return torch.cat((found, order[~torch.isin(order, found)]))[:count]
+
+
+def _first_of_each(values: Tensor) -> Tensor:
+    """Return the positions at which a value occurs for the first time, ascending."""
+    ranked, order = values.sort(stable=True)
+    first = torch.ones_like(ranked, dtype=torch.bool)
+    first[1:] = ranked[1:] != ranked[:-1]
+    return order[first].sort().values

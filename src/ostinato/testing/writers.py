@@ -133,8 +133,7 @@ class WriterContract(ABC):
 
 
 def _slots(placement: Placement) -> set[int]:
-    found = placement.slots() if isinstance(placement, Run) else placement.slots
-    return {int(slot) for slot in found}
+    return set(placement.slots_written().tolist())
 
 
 def _check_picks(picks: Picks, capacity: int) -> None:

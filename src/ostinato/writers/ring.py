@@ -9,8 +9,8 @@ from weakref import WeakMethod
 import torch
 
 from ostinato.core.records import Run
-from ostinato.durable import CheckpointReader, CheckpointWriter
-from ostinato.errors import CheckpointError, UsageError
+from ostinato.durable import load_part, save_part
+from ostinato.errors import UsageError
 
 if TYPE_CHECKING:
     import os
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from ostinato.core.records import Placement
     from ostinato.core.ring import Ring
-
-_FORMAT = "ostinato-writer"
 
 
 class Writer(ABC):
@@ -106,8 +104,7 @@ class Writer(ABC):
         Raises:
             CheckpointError: if the path holds other things.
         """
-        with CheckpointWriter(path, format_name=_FORMAT) as writer:
-            writer.commit({"writer": type(self).__name__, "state": self.state_dict()})
+        save_part(path, self, "writer")
 
     def loads(self, path: str | os.PathLike[str]) -> None:
         """Restore what `dumps` saved; checksums are verified.
@@ -115,17 +112,7 @@ class Writer(ABC):
         Raises:
             CheckpointError: if there is no state, it is damaged, or of another writer; nothing has changed then.
         """
-        saved = CheckpointReader(path, format_name=_FORMAT).state()
-        name = saved.get("writer") if isinstance(saved, dict) else None
-        if name != type(self).__name__:
-            msg = f"{path} holds the state of a {name}, not of a {type(self).__name__}: load it into one of these"
-            raise CheckpointError(msg)
-        try:
-            self.check_state(saved["state"])
-        except (KeyError, TypeError, AttributeError) as error:
-            msg = f"the writer's state in {path} is damaged ({error!r})"
-            raise CheckpointError(msg) from error
-        self.load_state_dict(saved["state"])
+        load_part(path, self, "writer", self.check_state)
 
     _asked: WeakMethod[Callable[[Any], Tensor]] | None = None
 

@@ -138,7 +138,7 @@ def check_counts(table: EpisodeTable, model: Model) -> None:
             assert sorted(starts.draw(randoms_of_ranks(len(every))).tolist()) == every
             episodes = randoms_of_ranks(len(expected))
             for place, number in ((0, 0), (-1, 2**63 - 1)):
-                drawn = starts.draw_episodes(torch.cat([episodes, torch.full_like(episodes, number)])).tolist()
+                drawn = starts.draw(torch.cat([episodes, torch.full_like(episodes, number)]), by_episode=True).tolist()
                 assert sorted(drawn) == sorted(line[place] for line in expected)
 
 
@@ -235,10 +235,10 @@ def test_bad_questions_are_refused(kind: Kind) -> None:
         with pytest.raises(OptionError, match=words):
             call()
     message = r"no episode has the 5 rows of a window: of the 1 episodes present the longest has 4: add rows"
-    for draw in (starts.draw, starts.draw_episodes):
+    for by_episode in (False, True):
         with pytest.raises(EmptyBufferError, match=message):
-            draw(integers([0, 0]))
-        assert draw(integers([])).tolist() == []
+            starts.draw(integers([0, 0]), by_episode=by_episode)
+        assert starts.draw(integers([]), by_episode=by_episode).tolist() == []
 
 
 def damages(state: dict[str, Any]) -> Iterator[dict[str, Any]]:

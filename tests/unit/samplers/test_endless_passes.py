@@ -14,7 +14,7 @@ from ostinato import SamplerWithoutReplacement
 from ostinato.core.eligible import scale
 from ostinato.core.records import Run
 from ostinato.errors import OptionError
-from ostinato.samplers.cuda_shuffle import DevicePasses, swap
+from ostinato.samplers.uniform import DevicePasses, swap
 from ostinato.testing import make_view
 from tests.registry import seeded
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ostinato._backend import backend, use_backend
 from ostinato.errors import SlotError
-from ostinato.samplers.priority_tree import PriorityTree, make_tree
+from ostinato.samplers.priorities import PriorityTree, make_tree
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -67,7 +67,6 @@ def test_a_tree_holds_what_a_list_holds(capacity: int, data: st.DataObject) -> N
         uniforms = torch.cat((uniforms, bounds, bounds.nextafter(bounds * 0), bounds.nextafter(bounds + 1))).clamp(0, 1)
     for kind, tree in zip(KINDS, trees, strict=True):
         assert tree.leaves(capacity).tolist() == model
-        assert tree.get(torch.arange(capacity)).tolist() == model
         assert kind == "wide" or tree.total == trees[0].total
         assert tree.total == pytest.approx(math.fsum(model), rel=1e-12)
         assert tree.minimum == min((value for value in model if value > 0), default=math.inf)
@@ -95,8 +94,6 @@ def test_bad_slots_and_values_change_nothing(kind: Kind) -> None:
     for bad in (-1, 10):
         with pytest.raises(SlotError, match=rf"^slot {bad} at position 1 is outside \[0, 10\)"):
             tree.set(integers([3, bad]), two)
-        with pytest.raises(SlotError, match=rf"^slot {bad} at position 0"):
-            tree.get(integers([bad]))
     for value in (-1.0, math.nan, math.inf):
         with pytest.raises(ValueError, match="finite"):
             tree.load(doubles([1, value]))

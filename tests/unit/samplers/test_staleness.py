@@ -27,7 +27,7 @@ from ostinato.errors import (
     PriorityError,
     SchemaError,
 )
-from ostinato.samplers.distinct import draw_weighted
+from ostinato.samplers.uniform import draw_weighted
 
 from ...stats.chi_square import p_value
 

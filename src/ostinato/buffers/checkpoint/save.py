@@ -16,7 +16,6 @@ from torch import Tensor
 from ostinato.buffers.checkpoint.load import open_state
 from ostinato.buffers.checkpoint.state import FORMAT, checker, each_storage, tensor_bytes
 from ostinato.buffers.observer import Observer
-from ostinato.core.records import Run
 from ostinato.durable import CheckpointWriter, progress
 from ostinato.durable.arrays import PIECE_BYTES, as_runs, can_write_ahead, dtype_name, join_runs, one_run, raw_view
 from ostinato.errors import CheckpointError, OstinatoError
@@ -276,8 +275,7 @@ class Snapshot(Observer):
 
     def before_write(self, store: Store, placement: Placement) -> None:
         """Keep the rows that a placement replaces."""
-        slots = placement.slots(store.ring.device) if isinstance(placement, Run) else placement.slots
-        self.keep(store.ring, slots)
+        self.keep(store.ring, placement.slots_written(store.ring.device))
 
     def before_change(self, store: Store, slots: Tensor, data: Any) -> None:  # noqa: ARG002
         """Keep the rows that an edit changes."""

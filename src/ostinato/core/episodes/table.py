@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import starmap
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
@@ -292,8 +293,48 @@ class EpisodeTable:
         Returns:
             Slots, int64 `[n * length]`.
         """
-        form = ((slots.shape[0] * length,), torch.int64)
-        return _read(self._rows.slices, slots, self.capacity, (length,), form)[0]
+        at = _checked("slots", slots, torch.int64)
+        out = torch.empty_like(_template((at.shape[0] * length,), torch.int64))
+        try:
+            self._rows.slices(at.data_ptr(), at.shape[0], length, out.data_ptr())
+        except IndexError:
+            check_slots(at, self.capacity)
+            raise
+        return out if slots.is_cpu else out.to(slots.device)
+
+    def place_slices(self, slots: Tensor, length: int, span: tuple[int, int], randoms: Tensor) -> tuple[Tensor, Tensor]:
+        """Place one slice in the episode of each row: its first row is uniform among those that it may begin with.
+
+        Args:
+            slots: int64 `[n]` in `[0, capacity)`: rows of episodes.
+            length: Rows of a slice, at least 1. An episode with fewer is one slice.
+            span: Rows by which a slice may begin before the first row of its episode, and end after the last one, both
+                below `length`. It is then shorter.
+            randoms: int64 `[n]`, uniform in `[0, 2**63)`.
+
+        Returns:
+            Slots of the first rows, and the rows of each slice, int64 `[n]` each.
+        """
+        at = slots.to("cpu", torch.int64).contiguous()
+        behind, ahead, first = torch.empty_like(at), torch.empty_like(at), torch.empty_like(at)
+        n, address = at.shape[0], at.data_ptr()
+        try:
+            self._rows.behind(address, n, behind.data_ptr())
+            self._rows.ahead(address, n, ahead.data_ptr())
+        except IndexError:
+            check_slots(at, self.capacity)
+            raise
+        have = ahead + behind + 1
+        full = have.clamp(max=length)
+        left, right = (full - 1).clamp(max=span[0]), (full - 1).clamp(max=span[1])
+        counts = have - full + right + left + 1
+        drawn = ((randoms.cpu() >> 10).to(torch.float64) * 2.0**-53 * counts).to(torch.int64).clamp_(max=counts - 1)
+        start = drawn - left
+        offsets = start.clamp(min=0)
+        lengths = torch.minimum(start + full, have) - offsets
+        steps = offsets - behind
+        self._rows.shift(address, steps.data_ptr(), n, first.data_ptr())
+        return (first, lengths) if slots.is_cpu else (first.to(slots.device), lengths.to(slots.device))
 
     def steps(self, slots: Tensor, powers: Tensor) -> StepWindows:
         """Find what n-step transitions read: the rows from each row on, of its episode.
@@ -429,12 +470,13 @@ class Starts:
         """Episodes of at least `need` rows."""
         return self._rows.start_episodes(self._handle)
 
-    def draw(self, randoms: Tensor) -> Tensor:
-        """Draw rows, each with the same probability.
+    def draw(self, randoms: Tensor, *, by_episode: bool = False) -> Tensor:
+        """Draw rows, each with the same probability; or episodes of at least `need` rows, and a row of each.
 
         Args:
             randoms: int64 `[n]`, uniform in `[0, 2**63)` (higher bits are ignored): of R rows, the one of rank
-                `randoms * R >> 63` is drawn.
+                `randoms * R >> 63` is drawn. `[2 n]` with `by_episode`: the first half draws episodes, the second rows.
+            by_episode: Whether each episode has the same probability, and each row of it that can start.
 
         Returns:
             Slots, int64 `[n]`.
@@ -443,25 +485,9 @@ class Starts:
             EmptyBufferError: There is no such row.
             OptionError: A wrong dtype, shape or device.
         """
-        return self._draw(self._rows.draw, randoms, randoms.shape[0])
-
-    def draw_episodes(self, randoms: Tensor) -> Tensor:
-        """Draw episodes of at least `need` rows, each with the same probability, then a row that can start in each.
-
-        Args:
-            randoms: int64 `[2 n]`, uniform in `[0, 2**63)`: the first half draws episodes, the second rows.
-
-        Returns:
-            Slots, int64 `[n]`.
-
-        Raises:
-            EmptyBufferError: There is no such row.
-            OptionError: A wrong dtype, shape or device.
-        """
-        return self._draw(self._rows.draw_episodes, randoms, randoms.shape[0] // 2)
-
-    def _draw(self, draw: Callable[[int, int, int, int], None], randoms: Tensor, rows: int) -> Tensor:
         numbers = _checked("randoms", randoms, torch.int64)
+        rows = numbers.shape[0] // 2 if by_episode else numbers.shape[0]
+        draw = self._rows.draw_episodes if by_episode else self._rows.draw
         out = torch.empty_like(_template((rows,), torch.int64))
         try:
             draw(self._handle, numbers.data_ptr(), rows, out.data_ptr())
@@ -507,7 +533,7 @@ def _read(
         forms: shapes and dtypes of the results.
     """
     at = _checked("slots", slots, torch.int64)
-    outs = [torch.empty_like(_template(*form)) for form in forms]
+    outs = list(map(torch.empty_like, starmap(_template, forms)))
     try:
         read(at.data_ptr(), at.shape[0], *numbers, *map(_address, outs))
     except IndexError:
