@@ -231,7 +231,7 @@ class SharedStorage(Storage):
         require_sharing()
         given = _checked(inner)
         schema = given.schema if len(given) else None
-        self._options = (given.max_size, given.packed)
+        self._template = given.in_memory()
         self._ranked = ranked
         self._segment = Segment()
         self._files = given.hand_over() if isinstance(given, LazyMemmapStorage) else None
@@ -248,14 +248,14 @@ class SharedStorage(Storage):
         """
         segment = self._segment.__getstate__()  # raises if no process is being started
         directory = None if self._files is None else self._files.directory
-        state = {"segment": segment, "options": self._options, "ranked": self._ranked, "directory": directory}
+        state = {"segment": segment, "template": self._template, "ranked": self._ranked, "directory": directory}
         return {**state, "schema": self.schema}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Map the memory."""
         self._segment = Segment.__new__(Segment)
         self._segment.__setstate__(state["segment"])
-        self._options, self._ranked = state["options"], state["ranked"]
+        self._template, self._ranked = state["template"], state["ranked"]
         self._files = None if state["directory"] is None else MappedMemory(state["directory"])
         self._inner = self._unallocated()
         self._ring = None
@@ -263,8 +263,7 @@ class SharedStorage(Storage):
 
     def _unallocated(self) -> LazyTensorStorage:
         """Return a storage for the rows that allocates its blocks where processes share them."""
-        max_size, packed = self._options
-        inner = LazyTensorStorage(max_size, packed=packed)
+        inner = self._template.in_memory()
         inner.lay_out_in(self._segment if self._files is None else self._files, None)
         return inner
 
@@ -336,7 +335,7 @@ class SharedStorage(Storage):
     @property
     def capacity(self) -> int:
         """Maximum number of rows."""
-        return self._options[0]
+        return self._template.max_size
 
     @property
     def scratch_dir(self) -> Path | None:
@@ -453,7 +452,7 @@ class SharedStorage(Storage):
             leaves = self._inner.fetch([Request(i, slots) for i in range(len(schema.leaves))])
             columns = dict(zip(schema.column_names, leaves, strict=True))
         return {
-            **self._inner.state_dict(),
+            **self._inner.state_header(),
             "rows": int(slots.shape[0]),
             "cursor": cursor,
             "capacity": self.capacity,

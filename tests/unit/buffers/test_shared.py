@@ -36,6 +36,7 @@ from ostinato.errors import (
     UsageError,
 )
 
+from ...registry import Half
 from ...sharing import AVAILABLE, check_ring, check_rows, ids_of, make, ring_of, rows
 from .refusals import raises
 
@@ -172,11 +173,16 @@ def test_a_failed_copy_gives_its_slots_back() -> None:
     check_ring(rb)
 
 
+class Private(Half):
+    shareable = False
+
+
 REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("needs storage=LazyTensorStorage", {"storage": ListStorage(8)}),
     ("needs storage=LazyTensorStorage", {"storage": lambda: TensorStorage(torch.zeros(8))}),
     ("got one with ndim=2", {"storage": LazyTensorStorage(8, ndim=2)}),
     ("got one with single_copy", {"storage": LazyTensorStorage(8, single_copy=True)}),
+    ("the kind Private, whose shareable is False", {"storage": LazyTensorStorage(8, kinds={"x": Private()})}),
     ("got one with device='meta'", {"storage": LazyTensorStorage(8, device="meta")}),
     ("takes the samplers", {"sampler": SamplerWithoutReplacement()}),
     ("max_priority_within_buffer", {"sampler": PrioritizedSampler(8, 1.0, 1.0, max_priority_within_buffer=True)}),
