@@ -273,17 +273,6 @@ class LazyTensorStorage(TensorStorage):
         reasons = {kind.why_private: not kind.shareable for kind in kinds} | reasons
         return next((reason for reason, holds in reasons.items() if holds), None)
 
-    def lay_out_in(self, memory: Memory, schema: Schema | None) -> None:
-        """Use memory of the caller, now if the schema is known, else when the first rows are written.
-
-        Args:
-            memory: allocates the blocks; rows in them do not count before they are set.
-            schema: of a row.
-        """
-        self._given = memory
-        if schema is not None:
-            self._lay_out(schema, (), self.device)
-
 
 def _mapped(schema: Schema, sources: Mapping[int, Any], capacity: int) -> Table:
     """Return a table in the files of saved columns.

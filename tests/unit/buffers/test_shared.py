@@ -163,10 +163,10 @@ def test_a_failed_copy_gives_its_slots_back() -> None:
         msg = "no"
         raise ValueError(msg)
 
-    storage._inner.write = fail
+    storage.write = fail
     with pytest.raises(ValueError, match="no"):
         rb.extend(rows(range(10, 13)))
-    del storage._inner.write
+    del storage.write
     assert ids_of(rb) == [0, 1, 2, 3]
     rb.extend(rows(range(20, 24)))
     assert ids_of(rb) == [21, 22, 23, 3, 20]
