@@ -58,6 +58,19 @@ def reached(batch: Any) -> Tensor:
     return same.float()
 
 
+class Half(o.StorageColumn):
+    """Numbers in half precision, exact for those of `rows`."""
+
+    def allocate(self) -> None:
+        self._values = self.new_tensor(torch.float16, *self.leaf.shape)
+
+    def set(self, slots: Tensor, values: Tensor) -> None:
+        self._values[slots] = values.half()
+
+    def get(self, slots: Tensor) -> Tensor:
+        return self._values[slots].to(self.leaf.dtype)
+
+
 class Part(NamedTuple):
     """How to make a part for a capacity."""
 
@@ -122,8 +135,12 @@ STORAGES: dict[str, Callable[[int], Any]] = {
     "LazyTensorStorage": o.LazyTensorStorage,
     "LazyTensorStorage, ndim=2": lambda n: o.LazyTensorStorage(n, ndim=2),
     "LazyMemmapStorage": o.LazyMemmapStorage,
-    "LazyTensorStorage, codec": lambda n: o.LazyTensorStorage(n, codec={"obs": "zlib", ("next", "obs"): "zlib"}),
-    "RaggedTensorStorage": lambda n: o.RaggedTensorStorage(n, ragged="tokens", layout="nested"),
+    "LazyTensorStorage, codec": lambda n: o.LazyTensorStorage(
+        n, codec={"obs": "zlib"}, kinds={("next", "obs"): Half()}
+    ),
+    "RaggedTensorStorage": lambda n: o.RaggedTensorStorage(
+        n, ragged="tokens", layout="nested", codec={"obs": "zlib"}, kinds={("next", "obs"): Half()}
+    ),
     "LazyTensorStorage, single_copy": lambda n: o.LazyTensorStorage(n, single_copy=True),
 }
 WRITERS: dict[str, Callable[[int], Any]] = {
@@ -184,6 +201,19 @@ def _viewed(n: int) -> o.TensorDictReplayBuffer:
 _OPTIONS: dict[str, Callable[[int], Any]] = {
     "NStep, PrioritizedSampler": lambda n: make(n, sample_unit="NStep", sampler="PrioritizedSampler"),
     "NStep, single_copy": lambda n: make(n, sample_unit="NStep", storage="LazyTensorStorage, single_copy"),
+    "all kinds of columns": lambda n: make(
+        n,
+        storage=o.RaggedTensorStorage(
+            n,
+            ragged="tokens",
+            layout="nested",
+            single_copy=True,
+            codec={"obs": "zlib"},
+            kinds={"achieved_goal": Half()},
+        ),
+        sampler="SliceSampler",
+        prefetch=2,
+    ),
     "SliceSampler, mapped": lambda n: make(n, sampler="SliceSampler", storage="LazyMemmapStorage"),
     "SequenceUnit, ndim=2": lambda n: make(n, sample_unit="SequenceUnit", storage="LazyTensorStorage, ndim=2"),
     "ReservoirWriter, PrioritizedSampler": lambda n: make(n, writer="ReservoirWriter", sampler="PrioritizedSampler"),

@@ -205,7 +205,7 @@ GROUPS = (
     Group(
         "Custom storages",
         "Base classes of storages, and of the layouts in which checkpoints hold their rows.",
-        "Storage StorageCheckpointerBase",
+        "Storage StorageColumn StorageCheckpointerBase",
         guide="extending.md",
         section=IMPLEMENTED,
     ),

@@ -70,6 +70,7 @@ if TYPE_CHECKING:  # for editors and type checkers; `_MODULES` says the same at 
         ListStorage,
         RaggedTensorStorage,
         Storage,
+        StorageColumn,
         StorageEnsemble,
         TensorStorage,
     )
@@ -185,6 +186,7 @@ __all__ = [  # noqa: RUF022 (plain order: ruff would put the constant first)
     "StepScheduler",
     "Storage",
     "StorageCheckpointerBase",
+    "StorageColumn",
     "StorageEnsemble",
     "StorageEnsembleCheckpointer",
     "StreamingSliceSampler",
@@ -276,6 +278,7 @@ _MODULES = {
         "ListStorage",
         "RaggedTensorStorage",
         "Storage",
+        "StorageColumn",
         "StorageEnsemble",
         "TensorStorage",
     ),

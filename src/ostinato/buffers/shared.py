@@ -148,7 +148,7 @@ class SharedEngine:
         priorities = sampler.state_dict() if isinstance(sampler, PrioritizedSampler) and present.rows else None
         mapped = isinstance(storage, LazyMemmapStorage)
         if not mapped and isinstance(storage, LazyTensorStorage):
-            source = Source(LazyTensorStorage(storage.max_size, packed=storage.packed), source.collate)
+            source = Source(storage.in_memory(), source.collate)
         _check_followed(old.gate, old.store.versions, old.unit, old.tracker, old.store.remover)
         drop()
         made = cls(source, sampler, old.writer, old.generator, counted=False)

@@ -93,18 +93,19 @@ def map_fields(reader: CheckpointReader, storage: dict[str, Any]) -> dict[tuple[
     coded = storage.get("codec") or {}
     found: dict[tuple[str, ...], SavedField] = {}
     for position, (path, name) in enumerate(zip(paths, names, strict=True)):
-        mate = mates.get(position)
+        source = mates.get(position, position)
         if name in storage.get("ragged", ()):
             continue
-        if name in coded:
-            leaf = Leaf(path, DTYPES[leaves[position]["dtype"]], tuple(leaves[position]["shape"]))
-            values, ends = reader.open_mapped(f"{name}.blobs"), reader.read(f"{name}.ends")
+        mapped: Tensor | SavedCoded
+        if names[source] in coded:
+            leaf = Leaf(path, DTYPES[leaves[source]["dtype"]], tuple(leaves[source]["shape"]))
+            values, ends = reader.open_mapped(f"{names[source]}.blobs"), reader.read(f"{names[source]}.ends")
             check_ends(values, ends)
-            found[path] = SavedField(SavedCoded(leaf, known_codec(leaf, coded[name]), values, ends))
-        elif mate is None:
-            found[path] = SavedField(reader.open_mapped(name))
+            mapped = SavedCoded(leaf, known_codec(leaf, coded[names[source]]), values, ends)
         else:
-            found[path] = SavedField(reader.open_mapped(names[mate]), apart, reader.read(f"{name}.apart"))
+            mapped = reader.open_mapped(names[source])
+        derived = (apart, reader.read(f"{name}.apart")) if position in mates else ()
+        found[path] = SavedField(mapped, *derived)
     return found
 
 

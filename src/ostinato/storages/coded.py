@@ -15,7 +15,7 @@ from ostinato.core.records import ring_range
 from ostinato.durable.arrays import raw_view
 from ostinato.durable.codecs import find_codec, map_in_threads
 from ostinato.errors import CapacityError, CheckpointError, OptionError, StorageMemoryError
-from ostinato.storages.columns import Column, Saved, join_blobs, split_blobs, take_parts, targets
+from ostinato.storages.columns import Saved, StorageColumn, join_blobs, named_kinds, split_blobs, take_parts, targets
 from ostinato.storages.table import copy_column, read_column
 
 if TYPE_CHECKING:
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
     from ostinato.core.episodes.table import EpisodeTable
     from ostinato.core.records import Placement
-    from ostinato.core.rows import Flat, Leaf, Path, Schema
+    from ostinato.core.rows import Flat, Leaf, Schema
     from ostinato.durable.codecs import AnyCodec
-    from ostinato.storages.columns import Fields
+    from ostinato.storages.columns import Columns, Fields
 
 _WIDE_BYTES = 256
 """A codec given for all fields compresses those with more bytes per row; smaller fields share a packed row."""
@@ -35,71 +35,68 @@ _CHUNK_BYTES = 64 << 20
 """Uncompressed bytes of a field that are in memory at once when saved rows are compressed again."""
 
 
-def check_codec(codec: object) -> dict[Path, AnyCodec] | AnyCodec | None:
-    """Return the option `codec` with codecs in the place of their names.
+def coded_kinds(codec: object) -> Sequence[StorageColumn]:
+    """Return the kinds of column of the option `codec`.
 
     Raises:
         OptionError: if it names no codec.
         MissingExtraError: for "zstd" if it is not installed.
     """
     if codec is None:
-        return None
+        return []
     if not isinstance(codec, Mapping):
-        return find_codec(codec)
+        return [CodedColumn(find_codec(codec))]
     if not codec:
         msg = "codec={} names no field: leave it out, or name fields, such as codec={'obs': 'zstd'}"
         raise OptionError(msg)
-    return {key if isinstance(key, tuple) else (key,): find_codec(value) for key, value in codec.items()}
-
-
-def codecs_of(schema: Schema, option: Mapping[Path, AnyCodec] | AnyCodec) -> dict[int, AnyCodec]:
-    """Return the codec of each leaf that is compressed, by its position.
-
-    Raises:
-        OptionError: if a field that the option names is not there, or no field is wide.
-    """
-    fields = "; ".join(map(str, schema.leaves))
-    if not isinstance(option, Mapping):
-        wide = {i: option for i, leaf in enumerate(schema.leaves) if leaf.nbytes > _WIDE_BYTES}
-        if not wide:
-            msg = (
-                f"codec={option.name!r} compresses fields of more than {_WIDE_BYTES} bytes per row, and there are none "
-                f"in [{fields}]: name the fields (codec={{'obs': {option.name!r}}}), or leave codec out"
-            )
-            raise OptionError(msg)
-        return wide
-    positions = {leaf.path: i for i, leaf in enumerate(schema.leaves)}
-    for path in option:
-        if path not in positions:
-            msg = f"codec names {show_path(path)}, which is not a tensor field of the rows: they have [{fields}]"
-            raise OptionError(msg)
-    return {positions[path]: codec for path, codec in option.items()}
+    return named_kinds({key: CodedColumn(find_codec(value)) for key, value in codec.items()}, "codec")
 
 
 @final
-class CodedColumn(Column):
-    """One compressed field: a byte string for each slot, each in memory of its own on the host.
+class CodedColumn(StorageColumn):
+    """A compressed field: a byte string for each slot, each in memory of its own on the host.
 
     A byte string is never changed in place: a reader that runs while another thread writes gets the old or the new one,
     never a part of each.
 
     Args:
-        schema: of a row.
-        position: of the field.
-        capacity: rows.
-        codec: of the field.
-        device: of the rows.
-
-    Raises:
-        OptionError: if the device is not the CPU.
+        codec: of the field. Without a field, the kind is that of all wide ones.
     """
 
-    def __init__(self, schema: Schema, position: int, capacity: int, codec: AnyCodec, device: torch.device) -> None:
-        super().__init__(schema, position)
-        if device.type != "cpu":
-            msg = f"codec= keeps compressed rows in memory of the host, got device={str(device)!r}: use the CPU"
+    option = "codec"
+    shareable = False
+
+    def __init__(self, codec: AnyCodec) -> None:
+        self.codec = codec
+
+    def find(self, schema: Schema, taken: Mapping[int, Columns]) -> list[Sequence[int]]:
+        """Return the position of the field that was named, else those of all wide ones.
+
+        Raises:
+            OptionError: if a field that was named is not there, or no field is wide.
+        """
+        if self.path is not None:
+            return super().find(schema, taken)
+        wide = [i for i, leaf in enumerate(schema.leaves) if leaf.nbytes > _WIDE_BYTES]
+        if not wide:
+            name = self.codec.name
+            msg = (
+                f"codec={name!r} compresses fields of more than {_WIDE_BYTES} bytes per row, and there are none in "
+                f"[{'; '.join(map(str, schema.leaves))}]: name the fields (codec={{'obs': {name!r}}}), or leave codec "
+                "out"
+            )
             raise OptionError(msg)
-        self._leaf, self._codec, self._capacity = schema.leaves[position], codec, capacity
+        return [(i,) for i in wide if i not in taken]
+
+    def allocate(self) -> None:
+        """Begin without values.
+
+        Raises:
+            OptionError: if the device is not the CPU.
+        """
+        if self.device.type != "cpu":
+            msg = f"codec= keeps compressed rows in memory of the host, got device={str(self.device)!r}: use the CPU"
+            raise OptionError(msg)
         self.clear()
 
     @property
@@ -109,7 +106,7 @@ class CodedColumn(Column):
 
     def convert(self, values: Tensor, rows: int) -> list[bytes]:
         """Compress the values of rows."""
-        return encode_rows(values.reshape(rows, -1), self._codec)
+        return encode_rows(values.reshape(rows, -1), self.codec)
 
     def write(self, placement: Placement, prepared: Sequence[bytes]) -> None:
         """Write the compressed values of rows; of equal slots the last one wins."""
@@ -121,9 +118,13 @@ class CodedColumn(Column):
             self._nbytes += len(blob) - len(self._values[slot] or b"")
             self._values[slot] = blob
 
-    def gather(self, position: int, slots: Tensor, *, pin: bool = False) -> Tensor:  # noqa: ARG002
+    def set(self, slots: Tensor, values: Tensor) -> None:
+        """Compress values and keep them."""
+        self._put(slots.tolist(), self.convert(values, slots.shape[0]))
+
+    def get(self, slots: Tensor) -> Tensor:
         """Decompress the values at slots into a new tensor."""
-        return decoded(self.blobs(slots.tolist()), self._leaf, self._codec, pin=pin)
+        return decoded(self.blobs(slots.tolist()), self.leaf, self.codec)
 
     def blobs(self, slots: Sequence[int]) -> list[bytes]:
         """Return the compressed values at slots.
@@ -140,7 +141,7 @@ class CodedColumn(Column):
     def clear(self) -> None:
         """Remove all rows."""
         # new, since a reader may still use the old array
-        self._values: np.ndarray[Any, Any] = np.full(self._capacity, None, dtype=object)
+        self._values: np.ndarray[Any, Any] = np.full(self.capacity, None, dtype=object)
         self._nbytes = 0
 
     def keep(self, slots: Tensor) -> None:
@@ -153,16 +154,16 @@ class CodedColumn(Column):
 
     def add_state(self, state: dict[str, Any], rows: int) -> None:
         """Add compressed values to the columns of a state, and the name of the codec to its `codec`. Copy."""
-        state.setdefault("codec", {})[self._name] = self._codec.name
+        state.setdefault("codec", {})[self.name] = self.codec.name
         values, ends = join_blobs(self.blobs(range(rows)))
-        state["columns"] |= {f"{self._name}.blobs": values, f"{self._name}.ends": ends}
+        state["columns"] |= {f"{self.name}.blobs": values, f"{self.name}.ends": ends}
 
     def load(self, state: dict[str, Any], sources: Mapping[int, Any], seam: int) -> Callable[[], None]:
         """Read saved values, compressed ones of the same codec as they are; see `Columns.load`."""
         source = sources[self.position]
         if not isinstance(source, SavedCoded):
             blobs = self.convert(read_column(source), int(state["rows"]))
-        elif source.codec.name == self._codec.name:
+        elif source.codec.name == self.codec.name:
             blobs = source.blobs()
         else:
             blobs = [blob for part in source.parts() for blob in self.convert(part, part.shape[0])]
@@ -188,7 +189,7 @@ def encode_rows(values: Tensor, codec: AnyCodec) -> list[bytes]:
     return map_in_threads(encode, range(rows.shape[0]), rows.nbytes)
 
 
-def decoded(blobs: Sequence[bytes], leaf: Leaf, codec: AnyCodec, *, pin: bool = False) -> Tensor:
+def decoded(blobs: Sequence[bytes], leaf: Leaf, codec: AnyCodec) -> Tensor:
     """Decompress values into a new tensor `[n, *leaf.shape]`, in several threads if there is enough work.
 
     Equal objects (rows that are read more than once, as in stacks of frames) are decompressed once.
@@ -196,7 +197,7 @@ def decoded(blobs: Sequence[bytes], leaf: Leaf, codec: AnyCodec, *, pin: bool = 
     Raises:
         DamagedFileError: if a value does not have the size of the field.
     """
-    out = torch.empty((len(blobs), *leaf.shape), dtype=leaf.dtype, pin_memory=pin, device="cpu")
+    out = torch.empty((len(blobs), *leaf.shape), dtype=leaf.dtype, device="cpu")
     size, first, again = leaf.nbytes, dict[int, int](), list[tuple[int, int]]()
     for i, blob in enumerate(blobs):
         place = first.setdefault(id(blob), i)
@@ -220,18 +221,18 @@ def decoded(blobs: Sequence[bytes], leaf: Leaf, codec: AnyCodec, *, pin: bool = 
 # -- in checkpoints ----------------------------------------------------------------------------------------------------
 
 
-def find_coded(state: dict[str, Any], schema: Schema, mine: Sequence[AnyCodec]) -> dict[str, SavedCoded]:
+def find_coded(state: dict[str, Any], schema: Schema, mine: Sequence[Columns]) -> dict[str, SavedCoded]:
     """Return the compressed columns of a state, which are taken out of its other ones; nothing is read yet.
 
     Args:
         state: of a storage.
         schema: of its rows.
-        mine: codecs of the storage that reads it, which may be the user's.
+        mine: kinds of column of the storage that reads it, whose codecs may be the user's.
 
     Raises:
         CheckpointError: if a column is missing, or its codec is not known here.
     """
-    by_name = {codec.name: codec for codec in mine}
+    by_name = {kind.codec.name: kind.codec for kind in mine if isinstance(kind, CodedColumn)}
     leaves = dict(zip(schema.column_names, schema.leaves, strict=True))
     found = {}
     for name, codec_name in dict(state.get("codec") or {}).items():

@@ -1,18 +1,21 @@
 """Columns: the fields of the rows of a storage of tensors, in groups of one kind each.
 
-Dense fields lie in a `Table`. Each field of another kind is a `Column`: compressed (`coded.py`), ragged (`ragged.py`),
-or of Python objects (text, and what TensorDict keeps as `NonTensorData`). Next observations that are stored once are
-`Columns` together (`single_copy.py`). `Fields` joins them. Fields that were added after the first rows (`LateFields`)
-are dense, with a mask of the rows that have them.
+Dense fields lie in a `Table`. Each field of another kind is a `StorageColumn`: a kind of the user's own, compressed
+(`coded.py`), ragged (`ragged.py`), or of Python objects (text, and what TensorDict keeps as `NonTensorData`). Next
+observations that are stored once are `Columns` together (`single_copy.py`). `Fields` joins them. Fields that were added
+after the first rows (`LateFields`) are dense, with a mask of the rows that have them.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 import pickle
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, final
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self, TypeAlias, TypeVar, final
 
 import numpy as np
 import torch
@@ -25,17 +28,31 @@ from ostinato.core.records import Picks, Request, Run
 from ostinato.core.rows import Flat, Leaf, Schema, as_bits, column_name, describe, map_leaves, turn_rows
 from ostinato.durable import decode, encode
 from ostinato.durable.manifest import canonical, parse_json
-from ostinato.errors import CheckpointError, DamagedFileError, KeyMissingError, KindError, OstinatoError, SchemaError
+from ostinato.errors import (
+    CheckpointError,
+    DamagedFileError,
+    KeyMissingError,
+    KindError,
+    OptionError,
+    OstinatoError,
+    SchemaError,
+)
 from ostinato.storages.memory import HeapMemory
-from ostinato.storages.table import read_column
+from ostinato.storages.table import last_of_each, read_column
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from ostinato.core.records import Placement
     from ostinato.core.rows import ObjectLeaf, Path
+    from ostinato.storages.memory import Memory
     from ostinato.storages.table import Table
 
+__all__ = ["StorageColumn"]
+
+Kind = TypeVar("Kind", bound="StorageColumn")
+Choice: TypeAlias = "tuple[Columns, Sequence[int]]"
+"""A kind of column, and the positions of its fields in a schema."""
 
 _NO_SLOTS = torch.empty(0, dtype=torch.int64, device="cpu")
 
@@ -59,14 +76,62 @@ def counts_after(placement: Placement, rows: int, cursor: int, capacity: int) ->
 
 
 class Columns(ABC):
-    """Some fields of the rows of a storage that depend on each other: their values by slot. Most are a `Column`.
+    """A kind of column: some fields of the rows of a storage that depend on each other. Most are a `StorageColumn`.
+
+    An option of a storage makes a kind without rows. `find` chooses its fields among those of the first rows, and
+    `laid_out` returns what holds their values. A storage knows nothing else of its columns.
 
     Writes come in steps, so that what cannot be stored raises before anything changes: `prepare`, then `begin_write`
-    before and `write` after the dense fields are written. `gather` may run while another thread writes.
+    before and `write` after the dense fields are written. `read` may run while another thread writes.
     """
 
+    option: str = "kinds"
+    """The option of a storage that chose it, for messages."""
+    shareable: bool = False
+    """Whether processes can share its values: they are in memory of the storage alone."""
+    ring_only: bool = False
+    """Whether rows must be written in ring order."""
+    derived: bool = False
+    """Whether it reads other fields, which must have their values before and lose them after it."""
+    align: int = 8
+    """The stride of packed rows beside it is a multiple of so many bytes."""
+    row_tensors: bool = True
+    """Whether its values are a tensor `[n, *leaf.shape]`."""
     positions: Sequence[int]
     """Positions of the fields in the schema: leaves, then fields of Python objects."""
+
+    @property
+    def why_private(self) -> str:
+        """Why processes cannot share its values, for messages."""
+        return self.option
+
+    @abstractmethod
+    def find(self, schema: Schema, taken: Mapping[int, Columns]) -> list[Sequence[int]]:
+        """Return the positions of its fields in a schema, one sequence for each `laid_out`.
+
+        Args:
+            schema: of a row.
+            taken: fields that have a kind already; those of an option that names no field are left out.
+
+        Raises:
+            OptionError: if a field that was named does not exist.
+        """
+
+    def laid_out(self, fields: Fields, positions: Sequence[int]) -> Self:
+        """Return such columns with memory for the rows of the fields at these positions; see `begin`."""
+        made = copy.copy(self)
+        made.positions = positions
+        made.begin(fields)
+        return made
+
+    @abstractmethod
+    def begin(self, fields: Fields) -> None:
+        """Make room for the rows of the fields at `positions`.
+
+        Raises:
+            StorageMemoryError: if there is not enough memory.
+            OptionError: if these fields cannot be of this kind.
+        """
 
     @property
     @abstractmethod
@@ -95,14 +160,14 @@ class Columns(ABC):
         """Write rows to slots."""
 
     def begin_field(self, position: int, slots: Tensor) -> None:  # noqa: B027
-        """Prepare for new values of a dense field in the rows at `slots`."""
+        """Prepare for new values of another field in the rows at `slots`."""
 
     @abstractmethod
     def write_field(self, position: int, slots: Tensor, value: Any) -> None:
         """Write one of these fields at distinct slots, int64 `[n]`."""
 
     @abstractmethod
-    def gather(self, position: int, slots: Tensor, *, pin: bool = False) -> Any:
+    def read(self, position: int, slots: Tensor, *, pin: bool = False) -> Any:
         """Return the values of one of these fields at slots, int64 `[n]`. Copy."""
 
     @abstractmethod
@@ -132,27 +197,198 @@ class Columns(ABC):
         """
 
 
-class Column(Columns):
-    """One field of the rows of a storage."""
+class StorageColumn(Columns):
+    """How a storage keeps one field. A kind of your own subclasses it; `kinds={"obs": MyColumn()}` chooses it.
 
-    def __init__(self, schema: Schema, position: int) -> None:
-        self.position = position
-        self.positions = (position,)
-        self._name = schema.column_names[position] if position < len(schema.leaves) else ""
+    Implement `allocate`, `set` and `get`. The values of a field are tensors `[n, *leaf.shape]` of its dtype, checked
+    and cast as those of other fields are. `set` and `get` need not be exact, but must change nothing if values that
+    `get` returned are set again: checkpoints hold these values, so that any storage can load them.
+
+    The object that the option was given has no rows: each storage lays out a copy of it (`copy.copy`), whose
+    attributes `leaf`, `capacity` and `device` are set when `allocate` is called.
+
+    `set` is called under the lock of the buffer. `get` may run meanwhile: the buffer then reads again.
+    """
+
+    shareable = True
+    """Whether processes can share the values: True if they are in tensors that `new_tensor` returned. With False, a
+    buffer with `shared=True` raises an error that names it."""
+    path: Path | None = None
+    """The field; None before a storage has it."""
+    leaf: Any
+    """Path, dtype and shape of the field in one row."""
+    name: str
+    """Name of the field in checkpoints."""
+    capacity: int
+    """Number of slots."""
+    device: torch.device
+    """Device of the rows, on which `get` returns values."""
+    position: int
+    """Position of the field in the schema."""
+    _memory: Memory
+    _bytes: int = 0
 
     @abstractmethod
+    def allocate(self) -> None:
+        """Make room for the values of `capacity` rows, with `new_tensor`.
+
+        Raises:
+            OptionError: if a field such as `leaf` cannot be kept.
+        """
+
+    @abstractmethod
+    def set(self, slots: Tensor, values: Tensor) -> None:
+        """Keep values.
+
+        Args:
+            slots: int64 `[n]` on the device, distinct.
+            values: `[n, *leaf.shape]` on the device.
+        """
+
+    @abstractmethod
+    def get(self, slots: Tensor) -> Tensor:
+        """Return the values at slots (int64 `[n]` on the device, in any order): `[n, *leaf.shape]`. Copy."""
+
+    @final
+    def new_tensor(self, dtype: torch.dtype, *shape: int) -> Tensor:
+        """Return a tensor `[capacity, *shape]`, uninitialized, in the memory of the storage: own, mapped or shared.
+
+        Raises:
+            StorageMemoryError: if there is not enough memory.
+        """
+        nbytes = self.capacity * math.prod(shape) * dtype.itemsize
+        self._memory.check(nbytes)
+        block = self._memory.block(f"block-column{self.position}.{self._bytes}.bin", nbytes)
+        self._bytes += nbytes
+        return block.view(dtype).view(self.capacity, *shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensors that `new_tensor` returned."""
+        return self._bytes
+
+    @property
+    def why_private(self) -> str:
+        """Why processes cannot share its values, for messages."""
+        if self.option != "kinds":
+            return self.option
+        return f"{show_field(self.path or ())} of the kind {type(self).__name__}, whose shareable is False"
+
+    def find(self, schema: Schema, taken: Mapping[int, Columns]) -> list[Sequence[int]]:  # noqa: ARG002
+        """Return the position of the field that an option named; see `Columns.find`."""
+        for position, leaf in enumerate(schema.leaves):
+            if leaf.path == self.path:
+                return [(position,)]
+        msg = (
+            f"{self.option} names {show_path(self.path or ())}, which is not a tensor field of the rows: they have "
+            f"[{'; '.join(map(str, schema.leaves))}]"
+        )
+        raise OptionError(msg)
+
+    def begin(self, fields: Fields) -> None:
+        """Find out about the field, and make room for the values of its rows."""
+        self.position = self.positions[0]
+        self.leaf, self.name = fields.leaves[self.position], fields.names[self.position]
+        self.capacity, self.device, self._memory = fields.capacity, fields.device, fields.memory
+        self.allocate()
+
     def convert(self, values: Any, rows: int) -> Any:
         """Convert the values of rows, and make room for them; see `prepare`."""
+        return values.reshape((rows, *self.leaf.shape))
 
     def prepare(self, flat: Flat, rows: int, cursor: int | None) -> Any:  # noqa: ARG002
         """Convert the values of this field; see `Columns.prepare`."""
         at, leaves = self.position, flat.leaves
         return self.convert(leaves[at] if at < len(leaves) else flat.objects[at - len(leaves)], rows)
 
+    def write(self, placement: Placement, prepared: Any) -> None:
+        """Set the values of rows; of equal slots the last one wins."""
+        if isinstance(placement, Run):
+            slots, values = placement.slots(), prepared[placement.skip :]
+        else:
+            slots, rows = last_of_each(placement.slots, placement.rows)
+            values = as_bits(prepared)[rows.to(prepared.device)].view(prepared.dtype)
+        self.set(slots.to(self.device), values.to(self.device))
+
     def write_field(self, position: int, slots: Tensor, value: Any) -> None:  # noqa: ARG002
         """Write the field at distinct slots, int64 `[n]`."""
         rows = slots.shape[0]
         self.write(Picks(slots, torch.arange(rows, device=slots.device), slots), self.convert(value, rows))
+
+    def read(self, position: int, slots: Tensor, *, pin: bool = False) -> Any:  # noqa: ARG002
+        """Return the values at slots; see `get`."""
+        values = self.get(slots.to(self.device))
+        return values.pin_memory() if pin else values
+
+    def clear(self) -> None:
+        """Remove all rows; values may stay in memory."""
+
+    def keep(self, slots: Tensor) -> None:
+        """Move the values at `slots` (int64 `[n]`) to the slots `[0, n)`."""
+        self.set(torch.arange(slots.shape[0], device=self.device), self.get(slots.to(self.device)))
+
+    def add_state(self, state: dict[str, Any], rows: int) -> None:
+        """Add the values of the first rows to the columns of a state, as a dense field is saved. Copy."""
+        state["columns"][self.name] = self.get(torch.arange(rows, device=self.device))
+
+    def load(self, state: dict[str, Any], sources: Mapping[int, Any], seam: int) -> Callable[[], None]:
+        """Read saved values of any kind; return a function that sets them."""
+        values, rows = read_column(sources[self.position]).to(self.device), int(state["rows"])
+        slots = torch.arange(rows, device=self.device)
+        return lambda: self.set((slots - seam) % max(1, rows), values)
+
+
+def named_kinds(kinds: object, option: str = "kinds") -> list[StorageColumn]:
+    """Return the kinds of column that a mapping of fields gives, each with its field.
+
+    Raises:
+        OptionError: if it is not a mapping of keys or paths to objects of subclasses of `StorageColumn`.
+    """
+    if kinds is None:
+        return []
+    values = kinds.values() if isinstance(kinds, Mapping) else ()
+    if not isinstance(kinds, Mapping) or not kinds or not all(isinstance(kind, StorageColumn) for kind in values):
+        msg = (
+            f"{option} must be a mapping of fields to objects of subclasses of StorageColumn, such as "
+            f"{option}={{'obs': MyColumn()}}, or None, got {kinds!r}"
+        )
+        raise OptionError(msg)
+    return [with_field(kind, key if isinstance(key, tuple) else (key,), option) for key, kind in kinds.items()]
+
+
+def with_field(kind: Kind, path: Path | None, option: str) -> Kind:
+    """Return a copy of a kind of column for a field; None lets it choose its fields."""
+    made = copy.copy(kind)
+    made.path, made.option = path, option
+    return made
+
+
+def choose(kinds: Sequence[Columns], schema: Schema) -> list[Choice]:
+    """Return the kinds of column of the fields of a schema that are not dense, and the positions of these fields.
+
+    Each kind comes once for each of its columns; those that read other fields come last.
+
+    Raises:
+        OptionError: if two options name one field.
+    """
+    taken: dict[int, Columns] = {}
+    chosen = []
+    for kind in kinds:
+        for positions in kind.find(schema, taken):
+            for position in positions:
+                if position in taken:
+                    field = show_field(schema.paths[position])
+                    msg = f"{field} is named by {taken[position].option} and by {kind.option}: leave one of them out"
+                    raise OptionError(msg)
+                taken[position] = kind
+            chosen.append((kind, positions))
+    return sorted(chosen, key=lambda pair: pair[0].derived)
+
+
+def dense_positions(schema: Schema, chosen: Sequence[Choice]) -> list[int]:
+    """Return the positions of the leaves that no kind of column was chosen for."""
+    elsewhere = {position for _, positions in chosen for position in positions}
+    return [i for i in range(len(schema.leaves)) if i not in elsewhere]
 
 
 @final
@@ -163,9 +399,9 @@ class Fields:
         schema: of a row.
         kept: positions of the dense leaves, in the order of the table.
         dense: the table.
-        kinds: the other fields; those of Python objects come last.
+        kinds: the kinds of the other fields, as `choose` returns them.
         num_envs: rows of a step.
-        device: of the rows.
+        memory: of the rows.
     """
 
     def __init__(
@@ -173,16 +409,25 @@ class Fields:
         schema: Schema,
         kept: Sequence[int],
         dense: Table,
-        kinds: Sequence[Columns],
+        kinds: Sequence[Choice],
         *,
         num_envs: int,
-        device: torch.device,
+        memory: Memory,
     ) -> None:
-        self.schema, self.kept, self.dense, self.kinds = schema, kept, dense, list(kinds)
-        self.capacity, self.num_envs, self.device = dense.capacity, num_envs, device
-        self._places = {position: place for place, position in enumerate(kept)}
-        self._others = {position: kind for kind in kinds for position in kind.positions}
-        self.late = LateFields(self.capacity, device)
+        self.schema, self.kept, self.dense, self.memory = schema, kept, dense, memory
+        self.capacity, self.num_envs, self.device = dense.capacity, num_envs, memory.device
+        self.leaves = (*schema.leaves, *schema.objects)
+        self.names = [*schema.column_names, *map(object_name, schema.objects, range(len(schema.objects)))]
+        """Names of all fields in a checkpoint."""
+        self.places = {position: place for place, position in enumerate(kept)}
+        """Positions in the table of the dense fields."""
+        self.kinds: list[Columns] = []
+        self._others: dict[int, Columns] = {}
+        for kind, positions in kinds:
+            made = kind.laid_out(self, positions)
+            self.kinds.append(made)
+            self._others |= dict.fromkeys(positions, made)
+        self.late = LateFields(self.capacity, self.device)
         self.views = len(kept) == len(schema.leaves)
         """Whether reads of spans are views: all leaves are dense, and no field depends on another one."""
 
@@ -213,9 +458,9 @@ class Fields:
         """Copy all leaves."""
         if is_dynamo_compiling():  # a graph break: addresses and bytes cannot be part of a graph
             return torch.compiler.disable(Fields._gather)(self, slots, pin=pin)  # type: ignore[no-untyped-call, no-any-return]
-        dense, places = self.dense.gather(slots, pin=pin), self._places
+        dense, places = self.dense.gather(slots, pin=pin), self.places
         return [
-            dense[places[i]] if i in places else self._others[i].gather(i, slots, pin=pin)
+            dense[places[i]] if i in places else self._others[i].read(i, slots, pin=pin)
             for i in range(len(self.schema.leaves))
         ]
 
@@ -225,10 +470,10 @@ class Fields:
             return self.dense.fetch(requests, pin=pin)
         if is_dynamo_compiling():
             return torch.compiler.disable(Fields.fetch)(self, requests, pin=pin)  # type: ignore[no-untyped-call, no-any-return]
-        placed = [Request(self._places[leaf], slots) for leaf, slots in requests if leaf in self._places]
+        placed = [Request(self.places[leaf], slots) for leaf, slots in requests if leaf in self.places]
         found = iter(self.dense.fetch(placed, pin=pin))
         return [
-            next(found) if leaf in self._places else self._others[leaf].gather(leaf, slots.to(self.device), pin=pin)
+            next(found) if leaf in self.places else self._others[leaf].read(leaf, slots.to(self.device), pin=pin)
             for leaf, slots in requests
         ]
 
@@ -243,11 +488,19 @@ class Fields:
         if not self.schema.objects:
             return []
         named = enumerate(self.schema.objects, len(self.schema.leaves))
-        return [self._others[i].gather(i, (elsewhere or {}).get(leaf.path, slots)) for i, leaf in named]
+        return [self._others[i].read(i, (elsewhere or {}).get(leaf.path, slots)) for i, leaf in named]
+
+    def reader(self, position: int) -> Callable[[Tensor], Tensor]:
+        """Return what reads a field at slots, as `as_bits` views it. Copies."""
+        place = self.places.get(position)
+        if place is not None:
+            return partial(as_bits(self.dense.columns[place]).index_select, 0)
+        kind = self._others[position]
+        return lambda slots: as_bits(kind.read(position, slots))
 
     def column(self, position: int, rows: int) -> Any:
         """Return one field of the first `rows` rows: a view of a leaf if all leaves are dense, else a copy."""
-        if self.views and position in self._places:
+        if self.views and position in self.places:
             return self.dense.columns[position][:rows]
         return self.fetch([Request(position, torch.arange(rows, device=self.device))])[0]
 
@@ -281,12 +534,12 @@ class Fields:
 
     def write_field(self, position: int, slots: Tensor, value: Any) -> None:
         """Write one field at distinct slots: a leaf, `[n, *leaf.shape]`, or a field of objects."""
-        if position in self._others:
-            self._others[position].write_field(position, slots, value)
-            return
         for kind in self.kinds:
             kind.begin_field(position, slots)
-        self.dense.write_column(self._places[position], slots, value)
+        if position in self._others:
+            self._others[position].write_field(position, slots, value)
+        else:
+            self.dense.write_column(self.places[position], slots, value)
 
     def clear(self) -> None:
         """Remove all rows and late fields."""
@@ -295,7 +548,7 @@ class Fields:
 
     def keep(self, slots: Tensor) -> None:
         """Move the rows at `slots` (int64 `[n]`) to the slots `[0, n)`, and remove all others."""
-        for part in self._parts:
+        for part in reversed(self._parts):  # those that read other fields come first
             part.keep(slots)
         self.dense.keep(slots)
 
@@ -760,7 +1013,7 @@ def _raise_damaged(where: str, reason: object) -> NoReturn:
 
 
 @final
-class ObjectColumn(Column):
+class ObjectColumn(StorageColumn):
     """An object array `[capacity, *leaf.shape]` in memory of the host.
 
     Objects are copied when they are written (tensors, arrays and containers in them). Reads return the stored objects:
@@ -769,23 +1022,28 @@ class ObjectColumn(Column):
     for tensors.
 
     Args:
-        schema: of a row.
-        position: of the field; fields of objects come after the leaves.
-        capacity: rows.
         allow_pickle: of the storage.
-
-    Raises:
-        StorageMemoryError: if there are not eight bytes of memory for each row.
     """
 
-    def __init__(self, schema: Schema, position: int, capacity: int, *, allow_pickle: bool) -> None:
-        super().__init__(schema, position)
-        number = position - len(schema.leaves)
-        leaf = schema.objects[number]
-        HeapMemory(torch.device("cpu")).check(8 * capacity * math.prod(leaf.shape))
+    option = "text or other non-tensor fields"
+    shareable = False
+    row_tensors = False
+
+    def __init__(self, *, allow_pickle: bool) -> None:
         self._allow_pickle = allow_pickle
-        self._name = object_name(leaf, number)
-        self._values: np.ndarray[Any, Any] = np.empty((capacity, *leaf.shape), dtype=object)
+
+    def find(self, schema: Schema, taken: Mapping[int, Columns]) -> list[Sequence[int]]:  # noqa: ARG002
+        """Return the positions of all fields of objects."""
+        return [(len(schema.leaves) + number,) for number in range(len(schema.objects))]
+
+    def allocate(self) -> None:
+        """Make room for the references to the objects.
+
+        Raises:
+            StorageMemoryError: if there are not eight bytes of memory for each.
+        """
+        HeapMemory(torch.device("cpu")).check(8 * self.capacity * math.prod(self.leaf.shape))
+        self._values: np.ndarray[Any, Any] = np.empty((self.capacity, *self.leaf.shape), dtype=object)
 
     @property
     def nbytes(self) -> int:
@@ -797,17 +1055,17 @@ class ObjectColumn(Column):
         return own_values(values).reshape((rows, *self._values.shape[1:]))
 
     def write(self, placement: Placement, prepared: np.ndarray[Any, Any]) -> None:
-        """Write rows."""
-        if isinstance(placement, Run):
-            for slot, row, count in placement.parts():
-                self._values[slot : slot + count] = prepared[row : row + count]
-        else:
-            self._values[placement.slots.cpu().numpy()] = prepared[placement.rows.cpu().numpy()]
+        """Write rows; of equal slots the last one wins."""
+        slots, rows = targets(placement)
+        self.set(slots, prepared[rows.cpu().numpy()])
 
-    def gather(self, position: int, slots: Tensor, *, pin: bool = False) -> np.ndarray[Any, Any]:  # noqa: ARG002
+    def set(self, slots: Tensor, values: Any) -> None:
+        """Keep objects."""
+        self._values[slots.cpu().numpy()] = values
+
+    def get(self, slots: Tensor) -> Any:
         """Return the objects at slots."""
-        found: np.ndarray[Any, Any] = self._values[slots.cpu().numpy()]
-        return found
+        return self._values[slots.cpu().numpy()]
 
     def clear(self) -> None:
         """Remove all objects."""
@@ -815,7 +1073,7 @@ class ObjectColumn(Column):
 
     def keep(self, slots: Tensor) -> None:
         """Move the objects at `slots` (int64 `[n]`) to the slots `[0, n)`, and remove all others."""
-        self._replace(self.gather(0, slots))
+        self._replace(self.get(slots))
 
     def _replace(self, values: np.ndarray[Any, Any]) -> None:
         self._values[: len(values)] = values
@@ -823,12 +1081,12 @@ class ObjectColumn(Column):
 
     def add_state(self, state: dict[str, Any], rows: int) -> None:
         """Add a list of the objects of the first rows to a state by its name, not copied."""
-        state.setdefault("objects", {})[self._name] = self._values[:rows].reshape(-1).tolist()
+        state.setdefault("objects", {})[self.name] = self._values[:rows].reshape(-1).tolist()
         state["allow_pickle"] = self._allow_pickle
 
     def load(self, state: dict[str, Any], sources: Mapping[int, Any], seam: int) -> Callable[[], None]:  # noqa: ARG002
         """Copy what `add_state` added, after `check_objects`; return a function that replaces all objects by it."""
-        values = state["objects"][self._name]
+        values = state["objects"][self.name]
         read = self.convert(np.fromiter(values, dtype=object, count=len(values)), int(state["rows"]))
         return lambda: self._replace(np.roll(read, -seam, axis=0))
 

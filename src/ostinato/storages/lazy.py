@@ -18,15 +18,15 @@ from ostinato.durable.manifest import read_manifest, write_manifest
 from ostinato.durable.progress import BYTES, Progress, begin, finish
 from ostinato.errors import CheckpointError, DirectoryInUseError, KindError, OptionError, SchemaError, UsageError
 from ostinato.storages.base import check_capacity, check_device, check_ndim
-from ostinato.storages.coded import CodedColumn, check_budget, check_codec, codecs_of, rows_that_stay
-from ostinato.storages.columns import pack_column, unpack_column
+from ostinato.storages.coded import check_budget, coded_kinds, rows_that_stay
+from ostinato.storages.columns import choose, dense_positions, named_kinds, pack_column, unpack_column
 from ostinato.storages.memory import HeapMemory, MappedMemory, Memory
-from ostinato.storages.single_copy import NextColumns, check_option, find_pairs
+from ostinato.storages.single_copy import next_kinds
 from ostinato.storages.table import Table, plan_layout
 from ostinato.storages.tensor import TensorStorage
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ostinato.durable.progress import ProgressOption
     from ostinato.storages.base import Storage
     from ostinato.storages.coded import Evict
-    from ostinato.storages.columns import Columns
+    from ostinato.storages.columns import Columns, StorageColumn
 
 __all__ = ["LazyMemmapStorage", "LazyTensorStorage"]
 
@@ -65,9 +65,11 @@ class LazyTensorStorage(TensorStorage):
         codec: compress fields without loss: "zstd" (`pip install 'ostinato[zstd]'`), "zlib", "auto"
             (zstd if it is installed, else zlib), a `ZstdCodec`, `ZlibCodec` or `Codec` of your own for all fields of
             more than 256 bytes per row, or a mapping such as `{"obs": "zstd"}` (keys or paths). Batches are the same as
-            without, bit for bit; memory and checkpoints hold compressed bytes, and all reads are copies. Not with
-            `single_copy`, on the CPU only. Rows are compressed when they are written, under the lock of the buffer, and
-            decompressed outside of it; large batches in several threads.
+            without, bit for bit; memory and checkpoints hold compressed bytes, and all reads are copies. On the CPU
+            only. Rows are compressed when they are written, under the lock of the buffer, and decompressed outside of
+            it; large batches in several threads.
+        kinds: columns of your own: a mapping of fields (keys or paths) to objects of subclasses of `StorageColumn`.
+            All reads are copies.
         max_bytes: with `codec`, most bytes of the rows present: compressed values and the other tensor fields. When new
             rows would exceed it, the oldest rows leave before these are written, until a 16th of it is free. `len`,
             samplers, priorities and episodes follow. Rows that stay move to the first slots and get new generations,
@@ -108,6 +110,7 @@ class LazyTensorStorage(TensorStorage):
         packed: bool = True,
         single_copy: bool | Mapping[Any, Any] = False,
         codec: str | AnyCodec | Mapping[Any, str | AnyCodec] | None = None,
+        kinds: Mapping[Any, StorageColumn] | None = None,
         max_bytes: int | None = None,
         evict: Evict = "rows",
         allow_pickle: bool = False,
@@ -122,13 +125,8 @@ class LazyTensorStorage(TensorStorage):
         self.shared_init = shared_init
         self.ndim = check_ndim(ndim)
         self.allow_pickle = allow_pickle
-        self._single_copy = check_option(single_copy)
-        self.ring_only = bool(self._single_copy)
-        self._codec = check_codec(codec)
-        if self._codec is not None and self._single_copy:
-            msg = "codec and single_copy cannot be used together: leave one of them out"
-            raise OptionError(msg)
-        self._budget = check_budget(max_bytes, evict, coded=self._codec is not None, ndim=self.ndim)
+        self._set_kinds([*named_kinds(kinds), *next_kinds(single_copy), *coded_kinds(codec)])
+        self._budget = check_budget(max_bytes, evict, coded=codec is not None, ndim=self.ndim)
         self.budget = self._budget is not None
         self.evicts_episodes = self._budget is not None and self._budget.episodes
         self.max_size = self.capacity = check_capacity(max_size)
@@ -138,6 +136,11 @@ class LazyTensorStorage(TensorStorage):
         """Whether small fields share a row."""
         self._given: Memory | None = None
         self._at = make_counts(StoredRows)
+
+    def _set_kinds(self, kinds: Sequence[Columns]) -> None:
+        """Give fields their kinds of column; options that name no field come last."""
+        self._kinds = kinds
+        self.ring_only = any(kind.ring_only for kind in kinds)
 
     def lay_out(self, schema: Schema) -> None:
         """Fix the schema before the first rows; see `Storage.lay_out`.
@@ -174,6 +177,12 @@ class LazyTensorStorage(TensorStorage):
         fresh = {"num_envs": 1, "capacity": self.max_size, "exposed": False}
         return {**vars(self), "_table": None, "_at": make_counts(StoredRows), **fresh}
 
+    def in_memory(self) -> LazyTensorStorage:
+        """Return a storage without rows in memory of the process, with these options but for the device."""
+        other = LazyTensorStorage(self.max_size, ndim=self.ndim, packed=self.packed, allow_pickle=self.allow_pickle)
+        other._set_kinds(self._kinds)
+        return other
+
     def take(self, filled: Storage) -> None:
         """Take over the memory of another storage. No copy; views of rows that were returned are of other memory."""
         filled.writes = self.writes
@@ -194,11 +203,8 @@ class LazyTensorStorage(TensorStorage):
         if self._auto:
             self.device = device
         capacity, memory = -(-self.max_size // num_envs) * num_envs, self._memory()
-        naming = None if isinstance(self._single_copy, bool) else self._single_copy
-        pairs = find_pairs(schema, naming) if self._single_copy else ()
-        kinds = self._other_columns(schema, capacity, memory)
-        elsewhere = {position for pair in pairs for position in pair}.union(*(kind.positions for kind in kinds))
-        kept = [*(mate for _, mate in pairs), *(i for i in range(len(schema.leaves)) if i not in elsewhere)]
+        kinds = choose(self._kinds, schema)
+        kept = dense_positions(schema, kinds)
         if mapped is not None:
             dense = _mapped(schema, mapped, capacity)
         else:
@@ -206,11 +212,9 @@ class LazyTensorStorage(TensorStorage):
             if packed is None:
                 packed = self.packed and backend.native is not None and self.device.type == "cpu"
             leaves = [schema.leaves[i] for i in kept]
-            layout = plan_layout(leaves, packed=packed, align=1 if pairs else 8)
+            layout = plan_layout(leaves, packed=packed, align=min([8, *(kind.align for kind, _ in kinds)]))
             dense = Table.allocate(schema, kept, capacity, memory, layout)
-        if pairs:
-            kinds.append(NextColumns(schema, pairs, dense, num_envs, memory))
-        self._table = self._fields(schema, dense, kinds, kept, num_envs)
+        self._table = self._fields(schema, dense, kinds, kept, num_envs=num_envs, memory=memory)
         self.num_envs, self.capacity = num_envs, capacity
 
     def _check_first_rows(self, schema: Schema, batch: tuple[int, ...], num_envs: int) -> None:
@@ -228,17 +232,10 @@ class LazyTensorStorage(TensorStorage):
             )
             raise KindError(msg)
 
-    def _other_columns(self, schema: Schema, capacity: int, memory: Memory) -> list[Columns]:
-        """Return the columns of fields that are not dense, without those of next observations and objects."""
-        if self._codec is None:
-            return []
-        codecs = codecs_of(schema, self._codec)
-        return [CodedColumn(schema, i, capacity, codec, memory.device) for i, codec in codecs.items()]
-
     @property
     def mappable(self) -> bool:  # type: ignore[override]
         """Whether files can be mapped as its rows."""
-        return self.device.type == "cpu" and not self._single_copy and self._codec is None
+        return self.device.type == "cpu" and not self._kinds
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle the rows that are present and the options; memory of unwritten rows is not pickled."""
@@ -260,12 +257,6 @@ class LazyTensorStorage(TensorStorage):
         self._require().keep(slots)
         self._at.rows, self._at.cursor = slots.shape[0], slots.shape[0] % self.capacity
 
-    def _codecs(self) -> list[AnyCodec]:
-        codec = self._codec
-        if codec is None:
-            return []
-        return list(codec.values()) if isinstance(codec, dict) else [codec]
-
     def _memory(self) -> Memory:
         return HeapMemory(self.device) if self._given is None else self._given
 
@@ -273,26 +264,14 @@ class LazyTensorStorage(TensorStorage):
     def why_private(self) -> str | None:
         """The option because of which processes cannot share its rows; None if they can."""
         reasons = {
-            "single_copy": bool(self._single_copy),
-            "codec": self._codec is not None,
             f"ndim={self.ndim}": self.ndim > 1,
             "device='auto'": self._auto,
             f"device={str(self.device)!r}": self.device.type != "cpu",
-            "text or other non-tensor fields": self._table is not None and bool(self._table.schema.objects),
             "fields added later": self._table is not None and bool(self._table.late.fields),
         }
+        kinds = self._kinds if self._table is None else self._table.kinds
+        reasons = {kind.why_private: not kind.shareable for kind in kinds} | reasons
         return next((reason for reason, holds in reasons.items() if holds), None)
-
-    def lay_out_in(self, memory: Memory, schema: Schema | None) -> None:
-        """Use memory of the caller, now if the schema is known, else when the first rows are written.
-
-        Args:
-            memory: allocates the blocks; rows in them do not count before they are set.
-            schema: of a row.
-        """
-        self._given = memory
-        if schema is not None:
-            self._lay_out(schema, (), self.device)
 
 
 def _mapped(schema: Schema, sources: Mapping[int, Any], capacity: int) -> Table:
@@ -350,6 +329,7 @@ class LazyMemmapStorage(LazyTensorStorage):
             removes temporary ones alone. No signal handlers are installed: a process that SIGTERM ends leaves them.
         packed: see `LazyTensorStorage`.
         single_copy: see `LazyTensorStorage`; next observations that are stored separately have files of their own.
+        kinds: see `LazyTensorStorage`.
         allow_pickle: see `LazyTensorStorage`; `flush` never pickles.
         compilable: no effect, see `LazyTensorStorage`.
         shared_init: see `LazyTensorStorage`; the rows are in the files.
@@ -378,6 +358,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         existsok: bool = False,
         packed: bool = True,
         single_copy: bool | Mapping[Any, Any] = False,
+        kinds: Mapping[Any, StorageColumn] | None = None,
         allow_pickle: bool = False,
         compilable: bool = False,
         auto_cleanup: bool | None = None,
@@ -395,6 +376,7 @@ class LazyMemmapStorage(LazyTensorStorage):
             ndim=ndim,
             packed=packed,
             single_copy=single_copy,
+            kinds=kinds,
             allow_pickle=allow_pickle,
             compilable=compilable,
             shared_init=shared_init,
@@ -497,6 +479,7 @@ class LazyMemmapStorage(LazyTensorStorage):
                 **state,
                 "max_size": self.max_size,
                 "packed": self._table.dense.packed,
+                "dense": [self._table.names[i] for i in self._table.kept],
                 "files": self._mapped.sizes(),
             },
             format_name=_FORMAT,
@@ -530,13 +513,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         """Return a storage without rows, in memory if the files hold rows."""
         if not self._at.rows:
             return super().blank()
-        return LazyTensorStorage(
-            self.max_size,
-            ndim=self.ndim,
-            packed=self.packed,
-            single_copy=self._single_copy,
-            allow_pickle=self.allow_pickle,
-        )
+        return self.in_memory()
 
     def take(self, filled: Storage) -> None:
         """Take over files, or copy the rows of a storage in memory to those of this one."""
@@ -626,11 +603,11 @@ class LazyMemmapStorage(LazyTensorStorage):
             )
             raise CheckpointError(msg)
         schema = Schema.from_json(body["schema"])
-        if bool(body["single_copy"]) != bool(self._single_copy):
+        dense = [schema.column_names[i] for i in dense_positions(schema, choose(self._kinds, schema))]
+        if body["dense"] != dense:
             msg = (
-                f"the directory {directory} holds a storage {'with' if body['single_copy'] else 'without'} "
-                f"single_copy, got single_copy={self._single_copy!r}: open it with the same option, or choose another "
-                "scratch_dir"
+                f"the directory {directory} holds a storage with the dense fields {body['dense']}, those of this one "
+                f"are {dense}: open it with the same single_copy and kinds, or choose another scratch_dir"
             )
             raise CheckpointError(msg)
         MappedMemory(directory, remove=False).must_exist(body["files"])

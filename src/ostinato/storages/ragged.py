@@ -14,7 +14,7 @@ from ostinato.core.kinds import show_field, show_path
 from ostinato.core.options import check_choice
 from ostinato.core.rows import Flat, as_bits
 from ostinato.errors import CheckpointError, KeyMissingError, KindError, OptionError, SchemaError, SlotError
-from ostinato.storages.columns import Column, check_ends, take_parts, targets
+from ostinato.storages.columns import StorageColumn, check_ends, take_parts, targets, with_field
 from ostinato.storages.lazy import LazyTensorStorage
 from ostinato.storages.table import last_of_each, read_column
 
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
     from ostinato.core.records import Placement, Plan
     from ostinato.core.rows import Path, Schema
-    from ostinato.storages.columns import Columns
-    from ostinato.storages.memory import Memory
+    from ostinato.durable.codecs import AnyCodec
 
 __all__ = ["RaggedTensorStorage"]
 
@@ -80,7 +79,7 @@ def _take(values: Tensor, spans: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @final
-class RaggedColumn(Column):
+class RaggedColumn(StorageColumn):
     """The values of one ragged field for `capacity` slots, one after the other in a single tensor.
 
     The leaf of such a field has the dtype and shape of one element. Its rows are a jagged nested tensor wherever other
@@ -89,19 +88,14 @@ class RaggedColumn(Column):
     New values are appended. When the tensor is full, the values of rows that are still there are copied to a new one of
     twice their size, so it has at most twice the elements that were present and about to be written at that moment, and
     each element that is written costs O(1) on average. While values are copied, both tensors are in memory.
-
-    Args:
-        schema: of a row.
-        position: of the field.
-        capacity: slots.
-        memory: on which device, and how much is free.
     """
 
-    def __init__(self, schema: Schema, position: int, capacity: int, memory: Memory) -> None:
-        super().__init__(schema, position)
-        self._leaf = schema.leaves[position]
-        self._memory = memory
-        self._capacity = capacity
+    option = "ragged fields"
+    shareable = False
+    row_tensors = False
+
+    def allocate(self) -> None:
+        """Begin without values."""
         self.clear()
 
     @property
@@ -111,10 +105,10 @@ class RaggedColumn(Column):
 
     def clear(self) -> None:
         """Remove all values."""
-        device = self._memory.device
+        device = self.device
         with torch.inference_mode(mode=False):
-            spans = torch.zeros((self._capacity, 2), dtype=torch.int64, device=device)
-            values = torch.empty((0, *self._leaf.shape), dtype=self._leaf.dtype, device=device)
+            spans = torch.zeros((self.capacity, 2), dtype=torch.int64, device=device)
+            values = torch.empty((0, *self.leaf.shape), dtype=self.leaf.dtype, device=device)
         self._arena = _Arena(values, spans)
         self._used = self._live = 0
 
@@ -127,8 +121,16 @@ class RaggedColumn(Column):
         values, spans = self._arena
         return _take(values, spans.index_select(0, slots))
 
-    def gather(self, position: int, slots: Tensor, *, pin: bool = False) -> Tensor:  # noqa: ARG002
+    def set(self, slots: Tensor, values: Tensor) -> None:
+        """Keep the rows of a jagged nested tensor."""
+        self._put(slots, values.values(), _lengths_of(values))
+
+    def get(self, slots: Tensor) -> Tensor:
         """Return a jagged nested tensor of the rows at slots."""
+        return jagged(*self._values_at(slots))
+
+    def read(self, position: int, slots: Tensor, *, pin: bool = False) -> Tensor:  # noqa: ARG002
+        """Return the rows at slots, their values page-locked if `pin`."""
         values, lengths = self._values_at(slots)
         return jagged(values.pin_memory() if pin else values, lengths)
 
@@ -146,10 +148,10 @@ class RaggedColumn(Column):
         if self._used + elements <= old.values.shape[0]:
             return
         size = 2 * (self._live + elements)
-        self._memory.check(size * self._leaf.nbytes)
+        self._memory.check(size * self.leaf.nbytes)
         lengths = old.spans[:, 1]
         with torch.inference_mode(mode=False):
-            values = torch.empty((size, *self._leaf.shape), dtype=self._leaf.dtype, device=old.values.device)
+            values = torch.empty((size, *self.leaf.shape), dtype=self.leaf.dtype, device=old.values.device)
             ends = lengths.cumsum(0)
             spans = torch.stack((ends - lengths, lengths), 1)
         rows = torch.nonzero(lengths)[:, 0]
@@ -194,9 +196,9 @@ class RaggedColumn(Column):
 
     def add_state(self, state: dict[str, Any], rows: int) -> None:
         """Add values and ends to the columns of a state, and the name of the field to its `ragged`. Copies."""
-        state.setdefault("ragged", []).append(self._name)
-        values, lengths = self._values_at(torch.arange(rows, device=self._memory.device))
-        state["columns"] |= {f"{self._name}.values": values, f"{self._name}.ends": lengths.cumsum(0)}
+        state.setdefault("ragged", []).append(self.name)
+        values, lengths = self._values_at(torch.arange(rows, device=self.device))
+        state["columns"] |= {f"{self.name}.values": values, f"{self.name}.ends": lengths.cumsum(0)}
 
     def load(self, state: dict[str, Any], sources: Mapping[int, Any], seam: int) -> Callable[[], None]:  # noqa: ARG002
         """Read what `add_state` added; return a function that replaces all rows by it."""
@@ -251,6 +253,9 @@ class RaggedTensorStorage(LazyTensorStorage):
             name under "masks". Dense fields are tensors with all of them.
         device: where rows are stored; "auto" takes the device of the first rows.
         packed: False gives every dense field a contiguous tensor.
+        single_copy: see `LazyTensorStorage`; not for ragged fields.
+        codec: see `LazyTensorStorage`; not for ragged fields.
+        kinds: see `LazyTensorStorage`; not for ragged fields.
         allow_pickle: see `LazyTensorStorage`.
         compilable: no effect, see `LazyTensorStorage`.
 
@@ -279,10 +284,22 @@ class RaggedTensorStorage(LazyTensorStorage):
         layout: Layout = "lazy",
         device: torch.device | str | int = "cpu",
         packed: bool = True,
+        single_copy: bool | Mapping[Any, Any] = False,
+        codec: str | AnyCodec | Mapping[Any, str | AnyCodec] | None = None,
+        kinds: Mapping[Any, StorageColumn] | None = None,
         allow_pickle: bool = False,
         compilable: bool = False,
     ) -> None:
-        super().__init__(max_size, device=device, packed=packed, allow_pickle=allow_pickle, compilable=compilable)
+        super().__init__(
+            max_size,
+            device=device,
+            packed=packed,
+            single_copy=single_copy,
+            codec=codec,
+            kinds=kinds,
+            allow_pickle=allow_pickle,
+            compilable=compilable,
+        )
         keys = [ragged] if isinstance(ragged, str) else list(ragged)
         self.ragged: list[Path] = [key if isinstance(key, tuple) else (key,) for key in keys]
         """Paths of the fields whose length differs."""
@@ -292,22 +309,18 @@ class RaggedTensorStorage(LazyTensorStorage):
             )
             raise OptionError(msg)
         self.layout: Layout = check_choice("layout", layout, LAYOUTS)
+        self._set_kinds([*(with_field(RaggedColumn(), path, "ragged") for path in self.ragged), *self._kinds])
 
     def __repr__(self) -> str:
         """As of `LazyTensorStorage`, with the ragged fields."""
         ragged = ", ".join(map(show_path, self.ragged))
         return f"{super().__repr__()[:-1]}, ragged=[{ragged}], layout={self.layout!r})"
 
-    @property
-    def why_private(self) -> str | None:
-        """The option because of which processes cannot share its rows."""
-        return "ragged fields"
-
-    def _other_columns(self, schema: Schema, capacity: int, memory: Memory) -> list[Columns]:
-        """Return the columns of the ragged fields.
+    def _check_first_rows(self, schema: Schema, batch: tuple[int, ...], num_envs: int) -> None:
+        """Check the schema of the first rows.
 
         Raises:
-            KindError: if they are not in dicts or TensorDicts.
+            KindError: if ragged fields are not in dicts or TensorDicts.
             SchemaError: if a dense field has the name of the masks.
         """
         if schema.kind not in {"dict", "tensordict"}:
@@ -316,7 +329,7 @@ class RaggedTensorStorage(LazyTensorStorage):
         if self.layout == "padded" and any(path[0] == "masks" for path in schema.paths):
             msg = "layout='padded' puts masks under 'masks', and the rows have such a field: rename it"
             raise SchemaError(msg)
-        return [RaggedColumn(schema, schema.find(path), capacity, memory) for path in self.ragged]
+        super()._check_first_rows(schema, batch, num_envs)
 
     # -- writing -------------------------------------------------------------------------------------------------------
 

@@ -22,16 +22,16 @@ from ostinato.core.records import Request
 from ostinato.core.rows import Schema, as_bits
 from ostinato.core.shared_ring import SharedRing
 from ostinato.errors import CheckpointError, OptionError, SlotError, UsageError
-from ostinato.storages.base import Storage
 from ostinato.storages.lazy import LazyMemmapStorage, LazyTensorStorage
 from ostinato.storages.memory import HeapMemory, MappedMemory
 from ostinato.storages.table import read_column
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Hashable, Iterator
     from pathlib import Path
 
-    from ostinato.core.records import Placement, Plan
+    from ostinato.storages.base import Storage
+    from ostinato.storages.columns import Fields
 
 _CPU = torch.device("cpu")
 _PAGE = mmap.ALLOCATIONGRANULARITY
@@ -204,7 +204,7 @@ _FREE_TRIES = 3
 
 
 @final
-class SharedStorage(Storage):
+class SharedStorage(LazyTensorStorage):
     """Rows in memory that processes share: the storage of `ReplayBuffer(shared=True)`.
 
     The first rows, of whichever process, define the schema, and the memory is allocated; other processes map it when
@@ -224,21 +224,28 @@ class SharedStorage(Storage):
         OptionError: if processes cannot share memory, or the rows of `inner` cannot be shared.
     """
 
-    form = "tensors"
     ring_only = True
+    rotates = False
+    supports_conditional_update = False
+    mappable = False
 
     def __init__(self, inner: Storage, *, ranked: bool) -> None:
         require_sharing()
         given = _checked(inner)
         schema = given.schema if len(given) else None
-        self._options = (given.max_size, given.packed)
-        self._ranked = ranked
-        self._segment = Segment()
-        self._files = given.hand_over() if isinstance(given, LazyMemmapStorage) else None
-        self._inner = self._unallocated()
-        self._ring: SharedRing | None = None
+        self._options, self._ranked = given.in_memory(), ranked
+        files = given.hand_over() if isinstance(given, LazyMemmapStorage) else None
+        self._begin(Segment(), files)
         if schema is not None:
             self.lay_out(schema)
+
+    def _begin(self, segment: Segment, files: MappedMemory | None) -> None:
+        """Take the memory, in which there may be rows."""
+        vars(self).update(vars(self._options))
+        self.ring_only = True
+        self._segment, self._files = segment, files
+        self._ring: SharedRing | None = None
+        self._given = segment if files is None else files
 
     def __getstate__(self) -> dict[str, Any]:
         """Pass the memory to a process that is being started. No copy.
@@ -253,20 +260,11 @@ class SharedStorage(Storage):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Map the memory."""
-        self._segment = Segment.__new__(Segment)
-        self._segment.__setstate__(state["segment"])
+        segment = Segment.__new__(Segment)
+        segment.__setstate__(state["segment"])
         self._options, self._ranked = state["options"], state["ranked"]
-        self._files = None if state["directory"] is None else MappedMemory(state["directory"])
-        self._inner = self._unallocated()
-        self._ring = None
+        self._begin(segment, None if state["directory"] is None else MappedMemory(state["directory"]))
         self._find(state["schema"])
-
-    def _unallocated(self) -> LazyTensorStorage:
-        """Return a storage for the rows that allocates its blocks where processes share them."""
-        max_size, packed = self._options
-        inner = LazyTensorStorage(max_size, packed=packed)
-        inner.lay_out_in(self._segment if self._files is None else self._files, None)
-        return inner
 
     def _find(self, known: Schema | None = None) -> bool:
         """Map what a process has laid out meanwhile; return whether there is a layout."""
@@ -275,45 +273,44 @@ class SharedStorage(Storage):
         body = self._segment.layout()
         if body is None:
             return False
-        inner = self._unallocated()
         if self._files is not None:
             self._files.must_exist(body["files"])
-        schema = Schema.from_json(body["schema"], known=known)
-        inner.lay_out_in(self._segment if self._files is None else self._files, schema)
-        self._inner = inner
+        self._lay_out(Schema.from_json(body["schema"], known=known), (), self.device)
         self._ring = self._make_ring(create=False)
         return True
 
     def lay_out(self, schema: Schema) -> None:
         """Allocate memory for rows of a schema, unless there is some."""
-        memory = self._segment if self._files is None else self._files
-        self._begin(lambda inner: inner.lay_out_in(memory, schema))
+        self._lay_out_first(lambda: self._lay_out(schema, (), self.device))
 
-    def _begin(self, lay_out: Callable[[LazyTensorStorage], Any]) -> Any:
-        """Let a storage be laid out, unless a process has done so; return what `lay_out` returns."""
+    def _lay_out_first(self, lay_out: Callable[[], Any]) -> Any:
+        """Lay the memory out, unless a process has done so; return what `lay_out` returns."""
         with self._segment.alone():
             if self._find():
                 return None
             self._segment.begin_layout()
-            inner = self._unallocated()
-            found = lay_out(inner)
-            self._publish(inner)  # unless there were no rows
+            self._table = None
+            found = lay_out()
+            schema = super().schema
+            if schema is not None:  # else there were no rows
+                ring = self._make_ring(create=True)
+                files = {} if self._files is None else self._files.sizes()
+                self._segment.publish({"schema": schema.to_json(), "files": files})
+                self._ring = ring
             return found
 
-    def _publish(self, inner: LazyTensorStorage) -> None:
-        """Let other processes know the layout, and create the ring."""
-        schema = inner.schema
-        if schema is None:
-            return
-        self._inner = inner
-        ring = self._make_ring(create=True)
-        files = {} if self._files is None else self._files.sizes()
-        self._segment.publish({"schema": schema.to_json(), "files": files})
-        self._ring = ring
+    def forget_form(self) -> None:
+        """Drop the schema of rows that could not be laid out; one that was published stays."""
+        if self._ring is None:
+            super().forget_form()
 
     def _make_ring(self, *, create: bool) -> SharedRing:
         nbytes = SharedRing.bytes_for(self.capacity, prioritized=self._ranked)
         return SharedRing(self._segment.block("ring", nbytes), self.capacity, prioritized=self._ranked, create=create)
+
+    def _require(self) -> Fields:
+        self._find()
+        return super()._require()
 
     @property
     def ring(self) -> SharedRing:
@@ -334,11 +331,6 @@ class SharedStorage(Storage):
         return self._segment.number_process()
 
     @property
-    def capacity(self) -> int:
-        """Maximum number of rows."""
-        return self._options[0]
-
-    @property
     def scratch_dir(self) -> Path | None:
         """Directory of the files with the rows; None if they are in memory."""
         return None if self._files is None else self._files.directory
@@ -346,7 +338,7 @@ class SharedStorage(Storage):
     @property
     def nbytes(self) -> int:
         """Bytes shared, those of the ring and its priorities included; 0 before the first row."""
-        return self._inner.nbytes + self.ring.nbytes if self._find() else 0
+        return super().nbytes + self.ring.nbytes if self._find() else 0
 
     @property
     def cursor(self) -> int:
@@ -361,7 +353,7 @@ class SharedStorage(Storage):
     @property
     def schema(self) -> Schema | None:
         """Schema of a row; None before the first."""
-        return self._inner.schema if self._find() else None
+        return super().schema if self._find() else None
 
     @property
     def laid_out(self) -> bool:
@@ -379,28 +371,9 @@ class SharedStorage(Storage):
 
     def admit(self, data: Any, lead: int) -> tuple[Any, int]:
         """Check rows against the schema; the first rows define it, and memory is allocated."""
-        found = None if self._ring is not None or self._find() else self._begin(lambda inner: inner.admit(data, lead))
-        return self._inner.admit(data, lead) if found is None else found
-
-    def write(self, placement: Placement, payload: Any) -> None:
-        """Copy rows to slots that were reserved for them."""
-        self._inner.write(placement, payload)
-
-    def gather(self, slots: Tensor, *, pin: bool = False) -> Any:
-        """Copy rows; the caller compares generations."""
-        return self._inner.gather(slots, pin=pin)
-
-    def fetch(self, requests: Sequence[Request], *, pin: bool = False) -> list[Tensor]:
-        """Copy rows of each field; the caller compares generations."""
-        return self._inner.fetch(requests, pin=pin)
-
-    def read_plan(self, plan: Plan, *, pin: bool = False) -> list[Tensor]:
-        """Copy the rows of a plan; the caller compares generations."""
-        return self._inner.read_plan(plan, pin=pin)
-
-    def present(self, payload: Any, batch: tuple[int, ...]) -> Any:
-        """Nest rows as they were written. No copy."""
-        return self._inner.present(payload, batch)
+        admit = super().admit
+        found = None if self._ring is not None or self._find() else self._lay_out_first(lambda: admit(data, lead))
+        return admit(data, lead) if found is None else found
 
     def read(self, index: Any, *, swap: bool = False) -> Any:
         """Return the rows at an index, or a field of all of them by its key. Copy.
@@ -450,10 +423,10 @@ class SharedStorage(Storage):
         """
         schema, columns = self.schema, dict[str, Tensor]()
         if schema is not None:
-            leaves = self._inner.fetch([Request(i, slots) for i in range(len(schema.leaves))])
+            leaves = self.fetch([Request(i, slots) for i in range(len(schema.leaves))])
             columns = dict(zip(schema.column_names, leaves, strict=True))
         return {
-            **self._inner.state_dict(),
+            **self.state_header(),
             "rows": int(slots.shape[0]),
             "cursor": cursor,
             "capacity": self.capacity,
@@ -474,7 +447,7 @@ class SharedStorage(Storage):
             raise CheckpointError(msg)
         if state["schema"] is None:
             return None
-        schema, _, sources = self._inner.open_state(state)
+        schema, _, sources = self.open_state(state)
         leaves = [as_bits(x)[order].view(x.dtype) for x in map(read_column, sources.values())]
         return schema.build(leaves, order.shape, self.device) if order.shape[0] else None
 
@@ -489,6 +462,16 @@ class SharedStorage(Storage):
         self._segment.close()
 
     def prepare_edit(self, slots: Tensor, data: Any, batch: tuple[int, ...]) -> NoReturn:  # noqa: ARG002
+        """Raise: rows of a shared buffer are written by `add` and `extend` only."""
+        raise_edit()
+
+    def prepare_field(
+        self,
+        path: tuple[Hashable, ...],  # noqa: ARG002
+        slots: Tensor,  # noqa: ARG002
+        value: Any,  # noqa: ARG002
+        batch: tuple[int, ...],  # noqa: ARG002
+    ) -> NoReturn:
         """Raise: rows of a shared buffer are written by `add` and `extend` only."""
         raise_edit()
 

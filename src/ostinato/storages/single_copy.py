@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from ostinato.core.records import Placement
     from ostinato.core.rows import Flat, Leaf, Path, Schema
+    from ostinato.storages.columns import Fields
     from ostinato.storages.memory import Memory
     from ostinato.storages.table import Table
 
@@ -39,14 +40,14 @@ _NEVER = frozenset({"reward", "done", "terminated", "truncated"})
 _PREFIX = "next_"
 
 
-def check_option(single_copy: object) -> dict[Path, Path] | bool:
-    """Return the option `single_copy` with its keys as paths.
+def next_kinds(single_copy: object) -> list[NextColumns]:
+    """Return the kind of column of the option `single_copy`; none if it is False.
 
     Raises:
         OptionError: if it is neither a bool nor a mapping of keys to keys.
     """
     if isinstance(single_copy, bool):
-        return single_copy
+        return [NextColumns(None)] if single_copy else []
     if not isinstance(single_copy, Mapping) or not single_copy:
         msg = (
             "single_copy must be True (find the pairs by their names), False, or a mapping of next keys to keys such "
@@ -58,27 +59,32 @@ def check_option(single_copy: object) -> dict[Path, Path] | bool:
     if clash or len(set(paths.values())) < len(paths):
         msg = f"single_copy must name every field once, got {single_copy!r}: no field may be in two pairs"
         raise OptionError(msg)
-    return paths
+    return [NextColumns(paths)]
 
 
-def find_pairs(schema: Schema, naming: Mapping[Path, Path] | None) -> Pairs:
+def find_pairs(schema: Schema, naming: Mapping[Path, Path] | None, taken: Mapping[int, Columns]) -> Pairs:
     """Find the pairs of fields in a schema, in its order.
 
     Args:
         schema: of the rows.
         naming: paths of next fields -> paths; None looks for `("next", *path)` beside `path`, and for `next_x` beside
             `x`, with equal dtypes and shapes, except for flags and rewards.
+        taken: fields that have a kind of column already.
 
     Raises:
-        OptionError: if there is no pair, or a named field does not exist or has no bytes.
+        OptionError: if there is no pair, or a named field does not exist or has no bytes, or is no tensor.
         SchemaError: if the fields of a named pair differ in dtype or shape.
     """
     leaves = {leaf.path: leaf for leaf in schema.leaves}
+    bare = {schema.leaves[i].path: kind.option for i, kind in taken.items() if not kind.row_tensors}
     if naming is None:
+        used = {schema.leaves[i].path for i in taken}
         found: dict[Path, Path] = {}
         for path, leaf in leaves.items():
             mate = leaves.get(_mate(path))
-            if mate is not None and leaf[1:] == mate[1:] and leaf.nbytes and mate.path not in found.values():
+            if mate is None or path in used or mate.path in bare or mate.path in found.values():
+                continue
+            if leaf[1:] == mate[1:] and leaf.nbytes:
                 found[path] = mate.path
         if not found:
             raise OptionError(_none_found(schema))
@@ -87,6 +93,9 @@ def find_pairs(schema: Schema, naming: Mapping[Path, Path] | None) -> Pairs:
         if path not in leaves:
             known = ", ".join(map(show_path, leaves))
             msg = f"single_copy names the {show_field(path)}, but the fields are {known}"
+            raise OptionError(msg)
+        if path in bare:
+            msg = f"single_copy pairs fields that are a tensor in each row, got {show_field(path)} ({bare[path]})"
             raise OptionError(msg)
     for path, other in naming.items():
         _check_alike(leaves[path], leaves[other])
@@ -139,8 +148,8 @@ _FEW = 32
 class Comparison(NamedTuple):
     """Which observations of a batch repeat others."""
 
-    flat: Flat
-    """The batch, contiguous on the CPU."""
+    leaves: list[Tensor]
+    """Next observations and observations of the batch, contiguous on the CPU."""
     nexts: list[int]
     """Addresses of its next observations."""
     flags: Tensor
@@ -178,13 +187,13 @@ class NativeExtraRows:
     One writer at a time, under the lock of the buffer; `read` may run in other threads meanwhile.
 
     Args:
-        table: memory of the rows; the observations are its first fields, in the order of `pairs`.
-        pairs: their number.
+        table: memory of the rows.
+        places: positions of the observations in it, in the order of the pairs.
         num_envs: distance in slots from a row to the next row of its environment.
         memory: allocates the extra rows.
     """
 
-    def __init__(self, table: Table, pairs: int, num_envs: int, memory: Memory) -> None:
+    def __init__(self, table: Table, places: Sequence[int], num_envs: int, memory: Memory) -> None:
         with torch.inference_mode(mode=False):
             self.apart = torch.empty(table.capacity, dtype=torch.int32, device="cpu")
             """int32 `[capacity]`, read only: the extra row of each slot, `FOLLOWS` or `EMPTY`."""
@@ -200,8 +209,10 @@ class NativeExtraRows:
         self._rooms: dict[tuple[int, ...], Room] = {}
         for column in table.columns:
             self._native.guard(column.data_ptr(), column.stride(0) * column.itemsize * table.capacity)
-        self._sizes = [leaf.nbytes for leaf in table.schema.leaves[:pairs]]
-        for column, size in zip(table.columns, self._sizes, strict=False):
+        self._leaves = [table.schema.leaves[place] for place in places]
+        self._sizes = [leaf.nbytes for leaf in self._leaves]
+        for place, size in zip(places, self._sizes, strict=True):
+            column = table.columns[place]
             group = self._native.add_group(column.data_ptr(), row_stride(column), size)
             self._native.add_field(group, 0, size)
         self._native.clear()
@@ -218,18 +229,21 @@ class NativeExtraRows:
 
     def compare(self, flat: Flat, pairs: Pairs, cursor: int) -> Comparison:
         """Compare a batch before it is written to the slots from the cursor on; one pass over its memory."""
+        leaves = [flat.leaves[i] for pair in pairs for i in pair]
         if flat.addresses is None:
-            flat = _as_native(flat)
-        at = flat.addresses or []
-        nexts, obs = [at[i] for i, _ in pairs], [at[i] for _, i in pairs]
-        rows = math.prod(flat.batch)
+            leaves = list(map(_on_host, leaves))
+        return self._compare(leaves, math.prod(flat.batch), cursor)
+
+    def _compare(self, leaves: list[Tensor], rows: int, cursor: int) -> Comparison:
+        """Compare next observations and observations, in turn, that are contiguous on the CPU."""
+        at = _addresses(leaves)
+        nexts, obs = at[::2], at[1::2]
         flags = torch.empty(rows + min(self._num_envs, rows), dtype=torch.uint8, device="cpu")
         agree = flags.data_ptr()
         need = self._native.compare(cursor, rows, obs, nexts, agree, agree + rows)
         if need < 0:  # the rows lie in the memory of the table, or so close behind it that they seem to
-            leaves = [x.clone() for x in flat.leaves]
-            return self.compare(flat._replace(leaves=leaves, addresses=[x.data_ptr() for x in leaves]), pairs, cursor)
-        return Comparison(flat, nexts, flags, rows, need, cursor)
+            return self._compare([x.clone() for x in leaves], rows, cursor)
+        return Comparison(leaves, nexts, flags, rows, need, cursor)
 
     def reserve(self, rows: int) -> None:
         """Allocate memory for `rows` more extra rows, at most one for each slot.
@@ -289,7 +303,7 @@ class NativeExtraRows:
         """
         room = self._rooms.get(key := tuple(pairs))
         if room is None:
-            leaves = [self._table.schema.leaves[i] for i in pairs]
+            leaves = [self._leaves[i] for i in pairs]
             self._rooms[key] = room = Room([(leaf.shape, leaf.dtype) for leaf in leaves])
         rows = slots.shape[0]
         out = room.make(rows, pin=pin)
@@ -299,25 +313,32 @@ class NativeExtraRows:
 
 @final
 class TorchExtraRows:
-    """The same for a table on any device, with torch. Extra rows lie in memory of the device, also for mapped tables.
+    """The same for observations of any kind on any device, with torch. Extra rows lie in memory of the device.
 
     Args:
-        table: memory of the rows; the observations are its first fields, in the order of `pairs`.
-        pairs: their number.
+        leaves: the observations.
+        readers: what reads each of them at slots; see `Fields.reader`.
+        capacity: slots.
         num_envs: distance in slots from a row to the next row of its environment.
+        device: of the rows.
     """
 
-    def __init__(self, table: Table, pairs: int, num_envs: int) -> None:
-        self._obs = [as_bits(column) for column in table.columns[:pairs]]
-        self._dtypes = [column.dtype for column in table.columns[:pairs]]
-        self._num_envs = num_envs
-        self._capacity = table.capacity
-        self._device = table.device
+    def __init__(
+        self,
+        leaves: Sequence[Leaf],
+        readers: Sequence[Callable[[Tensor], Tensor]],
+        capacity: int,
+        num_envs: int,
+        device: torch.device,
+    ) -> None:
+        self._readers = readers
+        self._dtypes = [leaf.dtype for leaf in leaves]
+        self._num_envs, self._capacity, self._device = num_envs, capacity, device
         self._lock = threading.Lock()
         with torch.inference_mode(mode=False):
             self.apart = torch.full((self._capacity,), EMPTY, dtype=torch.int32, device="cpu")
             self._apart = self.apart.to(self._device)  # the same tensor on the CPU
-        self._rows = [column[:0].contiguous() for column in self._obs]
+            self._rows = [as_bits(torch.empty((0, *x.shape), dtype=x.dtype, device=device)) for x in leaves]
         self._free: list[int] = []
 
     @property
@@ -338,9 +359,9 @@ class TorchExtraRows:
         if wanted <= room:
             return
         size = min(self._capacity, max(wanted, room + max(_chunk_rows(self._capacity), room // 8)))
-        HeapMemory(self._device).check(size * sum(x[0:1].nbytes for x in self._obs))
+        HeapMemory(self._device).check(size * sum(x.shape[1:].numel() * x.itemsize for x in self._rows))
         with torch.inference_mode(mode=False):
-            larger = [column.new_empty((size, *column.shape[1:])) for column in self._obs]
+            larger = [column.new_empty((size, *column.shape[1:])) for column in self._rows]
         for rows_now, rows_then in zip(larger, self._rows, strict=True):
             rows_now[:room] = rows_then
         with self._lock:
@@ -389,10 +410,10 @@ class TorchExtraRows:
             if self._device.type == "cpu" and bool((rows == EMPTY).any()):
                 msg = "a slot is empty"
                 raise IndexError(msg)
-            at = (slots + self._num_envs) % self._capacity
-            out = [self._obs[i].index_select(0, at) for i in pairs]
+            aside = rows >= 0
+            at = torch.where(aside, slots, (slots + self._num_envs) % self._capacity)  # the next slot may be empty
+            out = [self._readers[i](at) for i in pairs]
             if self._rows[0].shape[0]:
-                aside = rows >= 0
                 chosen = rows.clamp_min(0).to(torch.int64)
                 for k, i in enumerate(pairs):
                     shape = (-1, *[1] * (out[k].ndim - 1))
@@ -405,38 +426,49 @@ def _addresses(tensors: Sequence[Tensor]) -> list[int]:
     return [tensor.data_ptr() for tensor in tensors]
 
 
-def _as_native(flat: Flat) -> Flat:
+def _on_host(leaf: Tensor) -> Tensor:
     """Return rows in contiguous memory of the CPU."""
-    leaves = [x.cpu().contiguous() for x in flat.leaves]
-    leaves = [x if x.data_ptr() or not x.numel() else x.clone() for x in leaves]
-    return flat._replace(leaves=leaves, addresses=_addresses(leaves))
+    found = leaf.cpu().contiguous()
+    return found if found.data_ptr() or not found.numel() else found.clone()
 
 
 @final
 class NextColumns(Columns):
-    """The next observations of the rows of a storage.
+    """The next observations of the rows of a storage: derived from observations of any kind.
 
     Args:
-        schema: of a row.
-        pairs: the fields; see `find_pairs`.
-        dense: the dense fields, of which the observations come first, in the order of the pairs.
-        num_envs: distance in slots from a row to the next row of its environment.
-        memory: allocates the extra rows.
+        naming: paths of next fields -> paths; None finds the pairs, see `find_pairs`.
     """
 
-    def __init__(self, schema: Schema, pairs: Pairs, dense: Table, num_envs: int, memory: Memory) -> None:
-        self._pairs = pairs
-        self.positions = [position for position, _ in pairs]
-        self._mates = [mate for _, mate in pairs]
-        self._schema, self._observations = schema, dense.columns[: len(pairs)]
-        self._capacity, self._num_envs, self._device = dense.capacity, num_envs, memory.device
-        if backend.native is not None and self._device.type == "cpu":
-            self._extra: NativeExtraRows | TorchExtraRows = NativeExtraRows(dense, len(pairs), num_envs, memory)
+    option = "single_copy"
+    ring_only = derived = True
+    align = 1
+
+    def __init__(self, naming: Mapping[Path, Path] | None) -> None:
+        self._naming = naming
+
+    def find(self, schema: Schema, taken: Mapping[int, Columns]) -> list[Sequence[int]]:
+        """Return the positions of the next fields; see `find_pairs`."""
+        return [[position for position, _ in find_pairs(schema, self._naming, taken)]]
+
+    def begin(self, fields: Fields) -> None:
+        """Find the observations of the next fields, and make room for extra rows."""
+        schema, pairs = fields.schema, find_pairs(fields.schema, self._naming, {})
+        self._pairs = tuple(pair for pair in pairs if pair[0] in self.positions)
+        self._mates = [mate for _, mate in self._pairs]
+        self._leaves = [schema.leaves[mate] for mate in self._mates]
+        self._readers = list(map(fields.reader, self._mates))
+        self._capacity, self._num_envs, self._device = fields.capacity, fields.num_envs, fields.device
+        self._names = [schema.column_names[position] for position in self.positions]
+        self._all = tuple(range(len(self._pairs)))
+        self._rows = 0  # present at least, for the warning; -1 if it was given
+        dense = all(mate in fields.places for mate in self._mates)
+        if dense and backend.native is not None and self._device.type == "cpu":
+            places = [fields.places[mate] for mate in self._mates]
+            self._extra: NativeExtraRows | TorchExtraRows
+            self._extra = NativeExtraRows(fields.dense, places, self._num_envs, fields.memory)
         else:
-            self._extra = TorchExtraRows(dense, len(pairs), num_envs)
-        self._all = tuple(range(len(pairs)))
-        self._rows = 0
-        """Rows present at least, for the warning; -1 if it was given."""
+            self._extra = TorchExtraRows(self._leaves, self._readers, self._capacity, self._num_envs, self._device)
 
     @property
     def nbytes(self) -> int:
@@ -445,7 +477,7 @@ class NextColumns(Columns):
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
-    def gather(self, position: int, slots: Tensor, *, pin: bool = False) -> Tensor:
+    def read(self, position: int, slots: Tensor, *, pin: bool = False) -> Tensor:
         """Copy the next observations of rows."""
         slots = slots.to(self._device, torch.int64).contiguous()
         return self._extra.read([self.positions.index(position)], slots, pin=pin)[0]
@@ -475,9 +507,8 @@ class NextColumns(Columns):
         before = before[(self._extra.apart[before] != EMPTY) & ~torch.isin(before, here)]
         chosen = []
         for side in (0, 1):
-            leaves = [
-                flat.leaves[pair[side]].reshape(-1, *self._schema.leaves[pair[side]].shape) for pair in self._pairs
-            ]
+            at = [flat.leaves[pair[side]] for pair in self._pairs]
+            leaves = [x.reshape(-1, *leaf.shape) for x, leaf in zip(at, self._leaves, strict=True)]
             chosen.append([as_bits(x)[rows[order].to(x.device)].view(x.dtype).to(self._device) for x in leaves])
         nexts = list(map(torch.cat, zip(self._nexts(before), chosen[0], strict=True)))
         slots = torch.cat((before, here))
@@ -552,16 +583,19 @@ class NextColumns(Columns):
             obs: observations that will be written there.
         """
         after = (slots + self._num_envs) % self._capacity
-        agree = (self._extra.apart[after] != EMPTY) | torch.isin(after, here)
-        size = max(1, _BLOCK_BYTES // sum(self._schema.leaves[i].nbytes for i in self._mates))
+        held = self._extra.apart[after] != EMPTY
+        agree = held | torch.isin(after, here)
+        size = max(1, _BLOCK_BYTES // sum(leaf.nbytes for leaf in self._leaves))
         for first in range(0, slots.shape[0], size):
             part = slice(first, first + size)
             at = after[part]
-            follow = [as_bits(x).index_select(0, at.to(self._device)) for x in self._observations]
-            found = torch.searchsorted(here, at)
+            known, found = torch.nonzero(held[part]).view(-1), torch.searchsorted(here, at)
             fresh = torch.nonzero(torch.isin(at, here)).view(-1)
-            for old, new in zip(follow, obs, strict=True):
-                old[fresh.to(self._device)] = as_bits(new)[found[fresh].to(self._device)]
+            follow = [torch.zeros_like(as_bits(x[part])) for x in nexts]
+            for x, read, new in zip(follow, self._readers, obs, strict=True):
+                if known.shape[0]:
+                    x[known.to(self._device)] = read(at[known].to(self._device))
+                x[fresh.to(self._device)] = as_bits(new)[found[fresh].to(self._device)]
             agree[part] &= same_rows([as_bits(x[part]) for x in nexts], follow).cpu()
         return agree
 
@@ -596,12 +630,11 @@ class NextColumns(Columns):
 
     def add_state(self, state: dict[str, Any], rows: int) -> None:
         """Add to a state which rows have an extra row, copies of these in order, and `single_copy`: the pairs."""
-        names = self._schema.column_names
         apart = self._extra.apart[:rows] >= 0
         nexts = self._nexts(torch.nonzero(apart).view(-1))
         state["single_copy"] = [list(pair) for pair in self._pairs]
         state["columns"]["apart"] = apart
-        state["columns"] |= {f"{names[i]}.apart": value for i, value in zip(self.positions, nexts, strict=True)}
+        state["columns"] |= {f"{name}.apart": value for name, value in zip(self._names, nexts, strict=True)}
 
     def load(self, state: dict[str, Any], sources: Mapping[int, Any], seam: int) -> Callable[[], None]:
         """Read saved next observations, those that were stored once as they are; see `Columns.load`."""
@@ -626,7 +659,8 @@ class NextColumns(Columns):
             self._begin(apart, [nexts for _, nexts in parts])
             at = ((ends + self._num_envs) % max(rows, 1)).to(self._device)
             self._extra.reserve(ends.shape[0])
-            self._extra.put(ends, [as_bits(x).index_select(0, at).view(x.dtype) for x in self._observations])
+            pairs = zip(self._readers, self._leaves, strict=True)
+            self._extra.put(ends, [read(at).view(leaf.dtype) for read, leaf in pairs])
 
         return finish
 
@@ -663,8 +697,13 @@ class SavedNext(Saved):
         as_bits(dest)[at] = as_bits(read_column(self._nexts)).to(dest.device)
 
 
-def find_nexts(state: dict[str, Any], schema: Schema) -> dict[str, SavedNext]:
+def find_nexts(state: dict[str, Any], schema: Schema, sources: Mapping[str, Any]) -> dict[str, SavedNext]:
     """Return the next observations that a state stores once by name; their parts are taken out of its columns.
+
+    Args:
+        state: of a storage.
+        schema: of its rows.
+        sources: what reads the other fields, by name.
 
     Raises:
         CheckpointError: if the schema has no such pairs, or the next observation of a row would be in a slot without a
@@ -686,7 +725,7 @@ def find_nexts(state: dict[str, Any], schema: Schema) -> dict[str, SavedNext]:
         check_column(name, columns.get(name), leaf.dtype, (int(apart.sum()), *leaf.shape))
         shown = [".".join(map(str, schema.leaves[i].path)) for i in (position, mate)]
         how = f"single_copy, it stores {shown[0]} (as {shown[1]} of the next row) once"
-        parts = columns.get(names[mate]), apart, columns.pop(name)
+        parts = sources.get(names[mate]), apart, columns.pop(name)
         found[names[position]] = SavedNext(leaf, mate, *parts, num_envs=num_envs, how=how)
     return found
 

@@ -25,12 +25,13 @@ from ostinato.storages.columns import (
     ObjectColumn,
     check_column,
     check_objects,
+    choose,
     counts_after,
     object_array,
     own_values,
     pack,
 )
-from ostinato.storages.memory import show_bytes
+from ostinato.storages.memory import HeapMemory, show_bytes
 from ostinato.storages.single_copy import find_nexts
 from ostinato.storages.table import Table, read_windows
 
@@ -39,7 +40,8 @@ if TYPE_CHECKING:
 
     from ostinato.core.records import Placement, Plan
     from ostinato.core.rows import Path
-    from ostinato.durable.codecs import AnyCodec
+    from ostinato.storages.columns import Choice
+    from ostinato.storages.memory import Memory
     from ostinato.storages.table import RowArray
 
 __all__ = ["TensorStorage", "raise_mapped_ring"]
@@ -97,6 +99,8 @@ class TensorStorage(Storage):
     """The requested capacity."""
     num_envs: int = 1
     """Number of environments: the second batch dimension with `ndim=2`, else 1."""
+    _kinds: Sequence[Columns] = ()
+    """Kinds of column that options give fields, before there are rows."""
     _table: Fields | None = None
     _flushed: bool = False
     """Whether files on the disk describe the rows as they are now; see `LazyMemmapStorage.flush`."""
@@ -145,18 +149,17 @@ class TensorStorage(Storage):
             raise OptionError(msg)
         self._at: StoredRows = make_counts(StoredRows)
         self._at.rows = rows
-        self._table = self._fields(schema, dense, [], range(len(schema.leaves)), self.num_envs)
+        memory = HeapMemory(self.device)
+        self._table = self._fields(schema, dense, [], range(len(schema.leaves)), num_envs=self.num_envs, memory=memory)
         for kind, objects in zip(self._table.kinds, self._table.prepare(flat, rows, None), strict=True):
             kind.write(Run(0, rows, rows), objects)
 
     def _fields(
-        self, schema: Schema, dense: Table, kinds: Sequence[Columns], kept: Sequence[int], num_envs: int
+        self, schema: Schema, dense: Table, kinds: list[Choice], kept: Sequence[int], *, num_envs: int, memory: Memory
     ) -> Fields:
         """Return the fields of rows: dense ones, those of other kinds, and Python objects."""
-        first = len(schema.leaves)
-        positions = range(first, first + len(schema.objects))
-        kinds = [*kinds, *(ObjectColumn(schema, i, dense.capacity, allow_pickle=self.allow_pickle) for i in positions)]
-        return Fields(schema, kept, dense, kinds, num_envs=num_envs, device=self.device)
+        objects = choose([ObjectColumn(allow_pickle=self.allow_pickle)], schema)
+        return Fields(schema, kept, dense, [*kinds, *objects], num_envs=num_envs, memory=memory)
 
     @property
     def shape(self) -> torch.Size:
@@ -633,23 +636,26 @@ class TensorStorage(Storage):
         """
         self.load_hooks = (*self.load_hooks, check_hook(hook))
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the rows present as views, and counts. `torch.save` and `copy.deepcopy` copy the rows."""
-        table, rows = self._table, self._at.rows
-        state: dict[str, Any] = {
+    def state_header(self) -> dict[str, Any]:
+        """Return a state without columns."""
+        return {
             "form": self.form,
-            "rows": rows,
+            "rows": self._at.rows,
             "cursor": self._at.cursor,
             "lanes": self.num_envs,  # its name in the checkpoint format
             "ndim": self.ndim,
             "capacity": self.capacity,
-            "schema": None if table is None else table.schema.to_json(),
+            "schema": None if self._table is None else self._table.schema.to_json(),
             "single_copy": None,
             "columns": {},
             "late": [],
         }
-        if table is not None:
-            table.add_state(state, rows)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the rows present as views, and counts. `torch.save` and `copy.deepcopy` copy the rows."""
+        state = self.state_header()
+        if self._table is not None:
+            self._table.add_state(state, self._at.rows)
         return {**state, "columns": _Columns(state["columns"])}
 
     def check_state(self, state: dict[str, Any]) -> None:
@@ -689,11 +695,8 @@ class TensorStorage(Storage):
     def _find_sources(self, state: dict[str, Any], schema: Schema) -> dict[str, Any]:
         """Return what reads the values of each leaf by its name: the columns of a state, or what stands for them."""
         columns = {name: state["columns"].get(name) for name in schema.column_names}
-        return {**columns, **find_coded(state, schema, self._codecs()), **find_nexts(state, schema)}
-
-    def _codecs(self) -> list[AnyCodec]:
-        """Return the codecs with which compressed columns of a checkpoint may be read."""
-        return []
+        sources = columns | find_coded(state, schema, self._kinds)
+        return sources | find_nexts(state, schema, sources)
 
     def capacity_for(self, num_envs: int) -> int:
         """Return the capacity with rows of `num_envs` environments."""

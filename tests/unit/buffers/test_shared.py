@@ -36,6 +36,7 @@ from ostinato.errors import (
     UsageError,
 )
 
+from ...registry import Half
 from ...sharing import AVAILABLE, check_ring, check_rows, ids_of, make, ring_of, rows
 from .refusals import raises
 
@@ -162,14 +163,18 @@ def test_a_failed_copy_gives_its_slots_back() -> None:
         msg = "no"
         raise ValueError(msg)
 
-    storage._inner.write = fail
+    storage.write = fail
     with pytest.raises(ValueError, match="no"):
         rb.extend(rows(range(10, 13)))
-    del storage._inner.write
+    del storage.write
     assert ids_of(rb) == [0, 1, 2, 3]
     rb.extend(rows(range(20, 24)))
     assert ids_of(rb) == [21, 22, 23, 3, 20]
     check_ring(rb)
+
+
+class Private(Half):
+    shareable = False
 
 
 REFUSED: list[tuple[str, dict[str, Any]]] = [
@@ -177,6 +182,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("needs storage=LazyTensorStorage", {"storage": lambda: TensorStorage(torch.zeros(8))}),
     ("got one with ndim=2", {"storage": LazyTensorStorage(8, ndim=2)}),
     ("got one with single_copy", {"storage": LazyTensorStorage(8, single_copy=True)}),
+    ("the kind Private, whose shareable is False", {"storage": LazyTensorStorage(8, kinds={"x": Private()})}),
     ("got one with device='meta'", {"storage": LazyTensorStorage(8, device="meta")}),
     ("takes the samplers", {"sampler": SamplerWithoutReplacement()}),
     ("max_priority_within_buffer", {"sampler": PrioritizedSampler(8, 1.0, 1.0, max_priority_within_buffer=True)}),

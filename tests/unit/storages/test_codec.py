@@ -26,6 +26,7 @@ from ostinato.tools.inspect import inspect_checkpoint
 from ostinato.tools.verify import verify
 
 from ...effort import examples
+from ...registry import Half
 from ...tags import same_state
 from .pairs import OPERATIONS, Pair, same
 
@@ -149,7 +150,8 @@ def test_a_damaged_value_raises_when_it_is_read() -> None:
 WRONG: list[tuple[dict[str, Any], int, str]] = [
     ({"codec": "gzip"}, 100, "must be 'zstd'"),
     ({"codec": {}}, 100, "names no field"),
-    ({"codec": "zlib", "single_copy": True}, 100, "codec and single_copy cannot be used together"),
+    ({"codec": {"obs": "zlib"}, "kinds": {"obs": Half()}}, 100, "named by kinds and by codec"),
+    ({"kinds": {"obs": "half"}}, 100, "kinds must be a mapping of fields"),
     ({"codec": {"frame": "zlib"}}, 100, "frame.* is not a tensor field"),
     ({"codec": "zlib"}, 10, "more than 256 bytes per row, and there are none"),
 ]

@@ -155,7 +155,7 @@ def test_a_flushed_directory_opens_again_unless_it_is_damaged(tmp_path: Path) ->
         rb.storage.flush()  # type: ignore[attr-defined]
         rb = ReplayBuffer(storage=stored())
         same(rb[:], expected)
-    with pytest.raises(CheckpointError, match="with single_copy, got single_copy=False"):
+    with pytest.raises(CheckpointError, match="open it with the same single_copy and kinds"):
         stored(single_copy=False)
     for name in ("block-part0.bin", "block-part1.bin", "block0.bin"):
         path = tmp_path / "rows" / name

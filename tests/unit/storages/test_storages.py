@@ -11,10 +11,20 @@ import torch
 from ostinato import LazyTensorStorage, ListStorage, ReplayBuffer, TensorStorage
 from ostinato.errors import KindError, OptionError, StorageMemoryError
 
+from ...command import run_process
 from ...tags import read_ids, rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+def test_the_column_of_the_guide_passes_the_contracts_as_it_stands(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "extending.md").read_text()
+    program = page.split("### Write a kind of column")[1].split("```python\n")[1].split("```")[0]
+    assert program.count("\n") <= 60
+    (tmp_path / "test_column.py").write_text(program)
+    done = run_process("-qp", "no:cacheprovider", str(tmp_path), start="import pytest; raise SystemExit(pytest.main())")
+    assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the memory of a process is limited as on Linux")
