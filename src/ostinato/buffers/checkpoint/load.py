@@ -11,8 +11,8 @@ from ostinato.buffers.checkpoint.state import (
     FORMAT,
     check_queued,
     check_state,
+    copy_part,
     each_storage,
-    own_tensors,
     read_generator,
     read_queue,
     saved_rows,
@@ -24,7 +24,15 @@ from ostinato.core.rows import Schema
 from ostinato.durable import CheckpointReader, progress
 from ostinato.errors import CheckpointError, OptionError, SavedOverError
 from ostinato.samplers.base import moved
-from ostinato.storages.checkpoint import clear_filled, get_rows, hooks_of, readable, restore_rows
+from ostinato.storages.checkpoint import (
+    UNREADABLE,
+    clear_filled,
+    get_rows,
+    hooks_of,
+    raise_unreadable,
+    readable,
+    restore_rows,
+)
 from ostinato.storages.tensor import raise_mapped_ring
 
 if TYPE_CHECKING:
@@ -37,6 +45,7 @@ if TYPE_CHECKING:
     from ostinato.buffers.reader import Reader
     from ostinato.buffers.records import Ticket
     from ostinato.buffers.store import Store
+    from ostinato.samplers import Sampler
     from ostinato.storages import Storage
     from ostinato.transforms import Compose
 
@@ -88,7 +97,7 @@ def load_buffer(
             with readable(f"a replay buffer in {path}"):
                 state = open_state(reader, storages, verify=verify, objects=True)
             if mmap:
-                state = each_storage(state, storages, lambda saved, storage, _: _to_map(saved, storage))
+                state = each_storage(state, storages, _to_map)
             restore(each_storage(state, storages, lambda saved, storage, _: restore_rows(saved, storage)))
         except SavedOverError:
             if not left:
@@ -98,7 +107,7 @@ def load_buffer(
     return None
 
 
-def _to_map(saved: dict[str, Any], storage: Storage) -> dict[str, Any]:
+def _to_map(saved: dict[str, Any], storage: Storage, _: str) -> dict[str, Any]:
     with readable("this storage"):
         seam = storage.seam(saved)
     if seam:
@@ -188,22 +197,23 @@ def load_engine_states(
         for target, state in zip(targets, states, strict=True):
             loads.append(whole := _Load(target, state))
             views = target.engine.store.readers[1:]
-            with readable("a replay buffer"):
-                mine = view_states(whole.state, len(views))
-            for view, saved in zip(views, mine, strict=True):
+            for view, saved in zip(views, view_states(whole.state, len(views)), strict=True):
                 loads.append(_Load(Target(view, view.transform, view.batch_size), saved, whole.made.store))
         for load in loads:
             load.parts()
             load.draws()
         made = [load.made for load in loads if load.made.own]
         found = [[revive(m, _of(m, ticket)) for ticket in queue] for m, queue in zip(made, queues, strict=False)]
-        _load_transforms([*((load.target.transform, load.state["transforms"]) for load in loads), *transforms])
+        chains = [*((load.target.transform, load.state["transforms"]) for load in loads), *transforms]
+        _check_transforms(chains)
         progress.finish()  # after this nothing can fail
     except BaseException:
         for load in loads:
             if load.made.own:
                 clear_filled([load.made.storage], [load.target.engine.storage])
         raise
+    for transform, state in chains:
+        transform.load_state_dict(state)
     for load in loads:
         load.exchange()
     pairs_of_queues = zip(targets, found, strict=False)
@@ -220,52 +230,41 @@ class _Load:
     """
 
     def __init__(self, target: Target, state: dict[str, Any], store: Store | None = None) -> None:
-        storage = target.engine.storage
-        with readable("a replay buffer"):
-            saved = state["storage"]["state"]
-            if saved.get("schema") is not None:  # read once
-                saved = {**saved, "schema": Schema.from_json(saved["schema"], known=storage.schema)}
-                state = {**state, "storage": {**state["storage"], "state": saved}}
-            self._pending, self._generator = check_state(target.engine, state, target.batch_size)
-        if store is None:
-            with readable("this storage"):
-                storage.check_state(saved)
-        self.target, self.state = target, state
+        self.target = target
+        self.state, self._pending, self._generator = check_state(target.engine, state, target.batch_size)
+        saved = self.state["storage"]["state"]
+        if store is None and saved.get("schema") is not None:
+            target.engine.storage.check_schema(saved["schema"], max(1, int(saved["lanes"])))
         self.made = target.engine.without_rows(store)
 
     def parts(self) -> None:
-        """Load sampler, writer and rows, and what the buffer knows of its rows.
+        """Load rows, sampler and writer, and what the buffer knows of its rows.
 
         Rows that fill a ring of another capacity come in the order of their age, and what refers to them follows: a
         ring that went on where its newest row lies before the oldest one would make windows of both, and replace
         other rows than the oldest.
         """
-        made, state, saved = self.made, self.state, self.state["storage"]["state"]
-        sampler = state["sampler"]["state"]
-        with readable("this storage"):
+        made, state, saved, part = self.made, self.state, self.state["storage"]["state"], "this storage"
+        sampler, order = state["sampler"]["state"], None
+        try:
             seam = made.storage.seam(saved)
-        order = torch.arange(saved_rows(state), device="cpu").roll(-seam) if seam else None
-        if order is not None:
-            self._check_turn()
-            sampler = made.sampler.move_state(sampler, order)
-        if sampler is None:
-            msg = (
-                f"{type(made.sampler).__name__} does not say how its state follows rows to other slots (move_state): "
-                "load into a buffer of the same max_size"
-            )
-            raise CheckpointError(msg)
-        with readable("this sampler"):
-            made.sampler.load_state_dict(sampler)
-        if not made.own:
-            return
-        with readable("this writer"):
+            if seam:
+                self._check_turn()
+                order = torch.arange(saved_rows(state), device="cpu").roll(-seam)
+            if made.own:
+                made.storage.load_state_dict(saved)
+            part = "this sampler"
+            made.sampler.load_state_dict(sampler if order is None else _moved_sampler(made.sampler, sampler, order))
+            if not made.own:
+                return
+            part = "this writer"
             made.writer.load_state_dict(state["writer"]["state"])
-        with readable("this storage"):
-            made.storage.load_state_dict(saved)
-        for observer, part in zip(made.store.added, state.get("observers", []), strict=True):
-            own = part["state"] if order is None else moved(part["state"], order, observer.row_values, ())
-            with readable("this observer"):
-                observer.load_state_dict(own)
+            part = "this observer"
+            for observer, own in zip(made.store.added, state.get("observers", []), strict=True):
+                values = own["state"] if order is None else moved(own["state"], order, observer.row_values, ())
+                observer.load_state_dict(values)
+        except UNREADABLE as error:
+            raise_unreadable(part, error)
         self._ring(order)
         made.counts.written = int(state["rows_written"])
         made.counts.since_empty = int(state["rows_since_empty"])
@@ -282,7 +281,6 @@ class _Load:
         store, storage, rows = made.store, made.storage, len(made.storage)
         store.ring = Ring(storage.capacity, storage.device)
         store.settled = storage.laid_out
-        store.storage_followed()
         if store.versions is not None:
             store.versions.begin(rows)
         if order is not None:
@@ -296,7 +294,6 @@ class _Load:
             ring = {**ring, "base": base, "cursor": rows % storage.capacity}
         store.ring.load_state_dict(ring, rows)
         store.begin_removal(deleted)
-        store.parts_changed()
 
     def draws(self) -> None:
         """Take over episodes, queued draws and counts."""
@@ -327,8 +324,6 @@ class _Load:
                 vars(observer).update(vars(loaded))
         vars(engine.sampler).update(vars(made.sampler))
         engine.counts, engine.tracker, engine.gate = made.counts, made.tracker, made.gate
-        if engine.gate is not None:
-            engine.gate.attach(engine.waiters)
         engine.follow()
         if engine.queue is not None:
             engine.queue.clear()
@@ -338,18 +333,35 @@ class _Load:
         engine.waiters.wake()
 
 
-def _load_transforms(transforms: Sequence[tuple[Compose, dict[str, Any]]]) -> None:
-    """Load transforms, which are not copied; if one raises, all get the state back that they had."""
-    before: list[tuple[Compose, dict[str, Any]]] = []
-    try:
-        for transform, state in transforms:
-            before.append((transform, own_tensors(transform.state_dict())))
-            with readable("these transforms"):
-                transform.load_state_dict(state)
-    except BaseException:
-        for transform, state in before:
-            transform.load_state_dict(state)
-        raise
+def _moved_sampler(sampler: Sampler, state: dict[str, Any], order: Tensor) -> dict[str, Any]:
+    """Return the state of a sampler after row `order[i]` has moved to slot `i`.
+
+    Raises:
+        CheckpointError: if the sampler cannot say how its state follows.
+    """
+    found = sampler.move_state(state, order)
+    if found is None:
+        msg = (
+            f"{type(sampler).__name__} does not say how its state follows rows to other slots (move_state): "
+            "load into a buffer of the same max_size"
+        )
+        raise CheckpointError(msg)
+    return found
+
+
+def _check_transforms(chains: Sequence[tuple[Compose, dict[str, Any]]]) -> None:
+    """Load states into copies of transforms: optimizers may hold the parameters, which are written in the end.
+
+    Raises:
+        CheckpointError: if a state does not fit.
+        OptionError: if a transform with a state cannot be copied.
+    """
+    for chain, state in chains:
+        tried = copy_part(chain) if state else chain  # one without a state changes nothing
+        try:
+            tried.load_state_dict(state)
+        except UNREADABLE as error:
+            raise_unreadable("these transforms", error)
 
 
 def with_state(mine: torch.Generator | None, saved: torch.Generator | None) -> torch.Generator | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,8 +14,8 @@ from ostinato.buffers.drawn_ahead import HeldRows
 from ostinato.buffers.records import Mix, Rows, Source, Ticket
 from ostinato.core.records import Draw, Plan
 from ostinato.core.rows import Schema
-from ostinato.errors import CheckpointError
-from ostinato.storages.checkpoint import readable, require_form
+from ostinato.errors import CheckpointError, OptionError
+from ostinato.storages.checkpoint import UNREADABLE, raise_unreadable, require_form
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from ostinato.buffers.reader import Reader
     from ostinato.storages import Storage
     from ostinato.transforms import Compose
+
+PartT = TypeVar("PartT")
 
 
 def each_storage(
@@ -49,7 +52,6 @@ def each_storage(
     return {**state, "members": [of_one(mine, storage, f"{i}:") for i, (mine, storage) in pairs]}
 
 
-_COUNTS = ("rows_written", "rows_since_empty", "rows_drawn")
 _MOST = 2**62
 
 
@@ -60,14 +62,26 @@ def check_counts(state: dict[str, Any], rows: int) -> None:
         CheckpointError: naming the first of them.
     """
     storage, ring_state = state["storage"]["state"], state["stamps"]
-    capacity = _whole("the storage's capacity", storage["capacity"], 1, _MOST * 2)
-    _whole("the number of rows", rows, 0, capacity + 1)
-    for name in _COUNTS:
-        _whole(name, state[name], 0, _MOST)
-    written = _whole("the number of rows written", ring_state["written"], 0, _MOST)
-    base = _whole("the first generation", ring_state["base"], 0, written + 1)
-    _whole("the cursor of the ring", ring_state["cursor"], 0, capacity)
-    array = ring_state["array"]
+    capacity, written, base = storage["capacity"], ring_state["written"], ring_state["base"]
+    array, cursor = ring_state["array"], storage.get("cursor")
+    # where the ring is not full yet, its rows end at the cursor: a gap would hold rows that were never written
+    # (unless ObjectRL's `pointer` has moved it among rows: the ring then keeps generations in an array)
+    ends = (0, capacity) if rows >= capacity or array is not None or cursor is None else (rows, rows + 1)
+    for what, value, low, high in (
+        ("the storage's capacity", capacity, 1, _MOST * 2),
+        ("the number of rows", rows, 0, capacity + 1),
+        *((name, state[name], 0, _MOST) for name in ("rows_written", "rows_since_empty", "rows_drawn")),
+        ("the number of rows written", written, 0, _MOST),
+        ("the first generation", base, 0, written + 1),
+        ("the cursor of the ring", ring_state["cursor"], 0, capacity),
+        ("the storage's cursor", 0 if cursor is None else cursor, *ends),
+    ):
+        if type(value) is not int or not low <= value < high:
+            msg = f"{what} must be an integer in [{low}, {high}), the checkpoint has {value!r:.80}: it is damaged"
+            raise CheckpointError(msg)
+    if array is None and rows > written - base:
+        msg = f"the checkpoint holds {rows} rows, of which {written - base} were written: it is damaged"
+        raise CheckpointError(msg)
     if array is not None:
         sound = isinstance(array, Tensor) and array.dtype is torch.int64 and array.ndim == 1
         sound = sound and rows <= array.shape[0] <= capacity
@@ -76,14 +90,6 @@ def check_counts(state: dict[str, Any], rows: int) -> None:
             raise CheckpointError(msg)
         _check_arrivals(ring_state.get("arrivals", array), array, rows)
         _check_deleted(state.get("deleted"), array[:rows])
-    elif rows > written - base:
-        msg = f"the checkpoint holds {rows} rows, of which {written - base} were written: it is damaged"
-        raise CheckpointError(msg)
-    if storage.get("cursor") is not None:
-        # where the ring is not full yet, its rows end at the cursor: a gap would hold rows that were never written
-        # (unless ObjectRL's `pointer` has moved it among rows: the ring then keeps generations in an array)
-        low, high = (rows, rows + 1) if rows < capacity and array is None else (0, capacity)
-        _whole("the storage's cursor", storage["cursor"], low, high)
 
 
 def _check_arrivals(arrivals: Any, generations: Tensor, rows: int) -> None:
@@ -108,14 +114,6 @@ def _check_deleted(deleted: Any, generations: Tensor) -> None:
                 "generation: it is damaged"
             )
             raise CheckpointError(msg)
-
-
-def _whole(what: str, value: Any, low: int, high: int) -> int:
-    """Return an integer in `[low, high)`."""
-    if type(value) is not int or not low <= value < high:
-        msg = f"{what} must be an integer in [{low}, {high}), the checkpoint has {value!r:.80}: it is damaged"
-        raise CheckpointError(msg)
-    return value
 
 
 def own_tensors(state: Any) -> Any:
@@ -248,33 +246,77 @@ def own_copy(state: dict[str, Any]) -> dict[str, Any]:
 
 def check_state(
     engine: Reader, state: dict[str, Any], batch_size: int | None
-) -> tuple[list[Ticket], torch.Generator | None]:
-    """Check what can be checked before anything is loaded; return queued draws, and a generator in the saved state."""
-    require_form(state["storage"]["state"], engine.storage)
-    for name in ("sampler", "writer"):
-        saved, mine = state[name]["class"], type(getattr(engine, name)).__name__
+) -> tuple[dict[str, Any], list[Ticket], torch.Generator | None]:
+    """Check what can be checked before anything is loaded.
+
+    Returns:
+        The state with its schema read, the queued draws, and a generator in the saved state.
+
+    Raises:
+        CheckpointError: naming the part that differs.
+    """
+    part = "a replay buffer"
+    try:
+        state = _with_schema(state, engine.storage)
+        _check_parts(engine, state)
+        if engine.tracker is not None:
+            engine.tracker.check_state(state["storage"]["state"], state.get("episodes"))
+        check_queued(state, engine, batch_size)
+        rows = saved_rows(state)
+        part = "this sampler"
+        engine.sampler.check_state(state["sampler"]["state"], rows)
+        part = "this writer"
+        engine.writer.check_state(state["writer"]["state"])
+        part = "a replay buffer"
+        check_counts(state, rows)
+        pending = [read_ticket(ticket, state, engine) for ticket in state["pending"]]
+        return state, pending, read_generator(state["generator"], engine.storage.device)
+    except UNREADABLE as error:
+        raise_unreadable(part, error)
+
+
+def _with_schema(state: dict[str, Any], storage: Storage) -> dict[str, Any]:
+    """Return a state whose schema is read once."""
+    saved = state["storage"]["state"]
+    require_form(saved, storage)
+    if saved.get("schema") is None:
+        return state
+    schema = Schema.from_json(saved["schema"], known=storage.schema)
+    return {**state, "storage": {**state["storage"], "state": {**saved, "schema": schema}}}
+
+
+def _check_parts(engine: Reader, state: dict[str, Any]) -> None:
+    """Check that a state is of a buffer with parts of these classes."""
+    store = engine.store
+    for name, part in (("sampler", engine.sampler), ("writer", store.writer)):
+        saved, mine = state[name]["class"], type(part).__name__
         if not isinstance(saved, str) or saved != mine:
             shown = saved if isinstance(saved, str) else type(saved).__name__
             msg = f"the checkpoint's {name} is a {shown}, this buffer's a {mine}: make the buffer with matching parts"
             raise CheckpointError(msg)
     observers = [part["class"] for part in state.get("observers", [])]
-    if observers != [type(observer).__name__ for observer in engine.store.added]:
+    if observers != [type(observer).__name__ for observer in store.added]:
         msg = f"the checkpoint is of a buffer with the observers {observers}: add the same ones (rb.observe) first"
         raise CheckpointError(msg)
-    if engine.tracker is not None:
-        if "deleted" in state and len(state["deleted"]):
-            msg = "the checkpoint's rows were deleted one by one, this buffer, or a view of it, has windows or episodes"
-            raise CheckpointError(msg)
-        engine.tracker.check_state(state["storage"]["state"], state.get("episodes"))
-    check_queued(state, engine, batch_size)
-    rows = saved_rows(state)
-    with readable("this sampler"):
-        engine.sampler.check_state(state["sampler"]["state"], rows)
-    with readable("this writer"):
-        engine.writer.check_state(state["writer"]["state"])
-    check_counts(state, rows)
-    pending = [read_ticket(ticket, state, engine) for ticket in state["pending"]]
-    return pending, read_generator(state["generator"], engine.storage.device)
+    if engine.tracker is not None and "deleted" in state and len(state["deleted"]):
+        msg = "the checkpoint's rows were deleted one by one, this buffer, or a view of it, has windows or episodes"
+        raise CheckpointError(msg)
+
+
+def copy_part(part: PartT) -> PartT:
+    """Return a deep copy of a part of a buffer.
+
+    Raises:
+        OptionError: if it cannot be copied.
+    """
+    try:
+        return copy.deepcopy(part)
+    except Exception as error:
+        msg = (
+            f"a load is made into a copy of the {type(part).__name__}, which cannot be copied ({error!r:.200}): give "
+            "it __deepcopy__, or __getstate__ without what cannot be copied"
+        )
+        raise OptionError(msg) from error
 
 
 def _unit_name(engine: Reader) -> str | None:
