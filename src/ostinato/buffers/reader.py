@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast, final
 
 import torch
 
-from ostinato.buffers.checkpoint.load import Target, load_buffer, load_engine_states
 from ostinato.buffers.checkpoint.save import save_buffer
-from ostinato.buffers.checkpoint.state import copy_part, engine_state
+from ostinato.buffers.checkpoint.state import Target, copy_part, engine_state, load_buffer, load_engine_states
 from ostinato.buffers.followers import EpisodeRows, begin_sampler, followers
 from ostinato.buffers.options import (
     check_order,

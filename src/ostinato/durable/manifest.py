@@ -368,7 +368,8 @@ class _Encoder:
         while waiting:
             value, self._path, parent, place = waiting.popleft()
             kind = type(value)
-            if not (kind is list or (kind is dict and _has_text_keys(value))):
+            text = kind is dict and {str}.issuperset(map(type, value)) and (keys := "".join(value)).isascii()
+            if not (kind is list or (text and "$" not in keys) or (kind is dict and _has_text_keys(value))):
                 parent[place] = self._encode_other(value)
                 continue
             if len(self._path) > _MAX_DEPTH:
@@ -430,10 +431,7 @@ class _Encoder:
 
 def _has_text_keys(value: dict[Any, object]) -> bool:
     """Whether all keys are text that JSON can hold and that does not look like a tag."""
-    if not {str}.issuperset(map(type, value)):
-        return False
-    joined = "".join(value)
-    return (joined.isascii() and "$" not in joined) or all(key[:1] != "$" and _is_text(key) for key in value)
+    return {str}.issuperset(map(type, value)) and all(key[:1] != "$" and _is_text(key) for key in value)
 
 
 def _is_text(value: str) -> bool:
