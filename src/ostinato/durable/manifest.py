@@ -16,7 +16,7 @@ import re
 import sys
 from collections import OrderedDict, deque
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self, TypeAlias, final
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias, final
 
 import numpy as np
 import torch
@@ -255,7 +255,7 @@ def _line(node: dict[str, Any]) -> bytes:
 
 @final
 class Journal:
-    """A file open for appending, closed by `close()` or a `with` block. Not thread-safe."""
+    """A file open for appending, closed by `close()`. Not thread-safe."""
 
     def __init__(self, path: Path, head: dict[str, Any]) -> None:
         """Create the file, or replace it, with the line `head`."""
@@ -300,14 +300,6 @@ class Journal:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-
-    def __enter__(self) -> Self:
-        """Return the journal; the end of the `with` block closes it."""
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Close the file."""
-        self.close()
 
 
 # -- Python values as JSON ---------------------------------------------------------------------------------------------

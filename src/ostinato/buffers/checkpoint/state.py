@@ -185,10 +185,6 @@ def _reader_state(
     }
 
 
-_READER = ("sampler", "rows_drawn", "generator", "transforms", "batch_size", "unit", "pending", "flow", "episodes")
-"""Entries of the state that a view has of its own."""
-
-
 def view_states(state: dict[str, Any], views: int) -> list[dict[str, Any]]:
     """Return the states of the views in the state of a buffer, each as that of a buffer with the view's sampler.
 
@@ -206,8 +202,7 @@ def view_states(state: dict[str, Any], views: int) -> list[dict[str, Any]]:
             "same order before it is loaded (rb.view), and others afterwards"
         )
         raise CheckpointError(msg)
-    rest = {key: value for key, value in state.items() if key not in {*_READER, "views"}}
-    return [{**rest, **mine} for mine in saved]
+    return [{**state, "flow": None, "episodes": None, **mine} for mine in saved]
 
 
 def own_copy(state: dict[str, Any]) -> dict[str, Any]:
