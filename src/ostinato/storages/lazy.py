@@ -197,8 +197,8 @@ class LazyTensorStorage(TensorStorage):
         naming = None if isinstance(self._single_copy, bool) else self._single_copy
         pairs = find_pairs(schema, naming) if self._single_copy else ()
         kinds = self._other_columns(schema, capacity, memory)
-        elsewhere = {position for group in [*pairs, *[kind.positions for kind in kinds]] for position in group}
-        kept = [mate for _, mate in pairs] + [i for i in range(len(schema.leaves)) if i not in elsewhere]
+        elsewhere = {position for pair in pairs for position in pair}.union(*(kind.positions for kind in kinds))
+        kept = [*(mate for _, mate in pairs), *(i for i in range(len(schema.leaves)) if i not in elsewhere)]
         if mapped is not None:
             dense = _mapped(schema, mapped, capacity)
         else:

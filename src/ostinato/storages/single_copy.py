@@ -21,7 +21,7 @@ from ostinato.core.rows import as_bits, same_rows, turn_rows
 from ostinato.errors import CheckpointError, OptionError, SchemaError
 from ostinato.storages.columns import Columns, Saved, check_column, targets
 from ostinato.storages.memory import HeapMemory
-from ostinato.storages.table import Room, copy_column, last_of_each, read_column, row_steps
+from ostinato.storages.table import Room, copy_column, last_of_each, read_column, row_stride
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -202,7 +202,7 @@ class NativeExtraRows:
             self._native.guard(column.data_ptr(), column.stride(0) * column.itemsize * table.capacity)
         self._sizes = [leaf.nbytes for leaf in table.schema.leaves[:pairs]]
         for column, size in zip(table.columns, self._sizes, strict=False):
-            group = self._native.add_group(column.data_ptr(), row_steps(column)[1], size)
+            group = self._native.add_group(column.data_ptr(), row_stride(column), size)
             self._native.add_field(group, 0, size)
         self._native.clear()
 

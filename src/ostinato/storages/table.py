@@ -436,6 +436,11 @@ def row_steps(column: Tensor) -> tuple[int, int]:
     return nbytes, column.stride(0) * column.itemsize if column.shape[0] > 1 else max(nbytes, 1)
 
 
+def row_stride(column: Tensor) -> int:
+    """Return the bytes from one row of a column to the next."""
+    return row_steps(column)[1]
+
+
 def _address_range(column: Tensor) -> tuple[int, int]:
     """Return the addresses that the memory of a column spans, including the gaps of a packed row."""
     start = column.data_ptr()

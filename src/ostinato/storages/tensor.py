@@ -693,12 +693,8 @@ class TensorStorage(Storage):
 
     def _find_sources(self, state: dict[str, Any], schema: Schema) -> dict[str, Any]:
         """Return what reads the values of each leaf by its name: the columns of a state, or what stands for them."""
-        found: dict[str, Any] = {name: state["columns"].get(name) for name in schema.column_names}
-        if state.get("codec"):
-            found |= find_coded(state, schema, self._codecs())
-        if state.get("single_copy"):
-            found |= find_nexts(state, schema)
-        return found
+        columns = {name: state["columns"].get(name) for name in schema.column_names}
+        return {**columns, **find_coded(state, schema, self._codecs()), **find_nexts(state, schema)}
 
     def _codecs(self) -> list[AnyCodec]:
         """Return the codecs with which compressed columns of a checkpoint may be read."""
