@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, final
 import torch
 
 from ostinato._optional import require
-from ostinato.buffers.checkpoint.load import with_state
 from ostinato.buffers.checkpoint.save import save_buffer
-from ostinato.buffers.checkpoint.state import read_generator
+from ostinato.buffers.checkpoint.state import read_generator, with_state
 from ostinato.buffers.lifecycle import name_methods
 from ostinato.buffers.mixing import (
     EnsembleEngine,

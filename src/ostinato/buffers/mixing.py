@@ -10,9 +10,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 import torch
 from torch import Tensor
 
-from ostinato.buffers.checkpoint.load import load_buffer, load_ensemble_state
-from ostinato.buffers.checkpoint.save import Saves, save_buffer
-from ostinato.buffers.checkpoint.state import ENSEMBLE_FORMAT, ensemble_checker, ensemble_state
+from ostinato.buffers.checkpoint.save import Saves, ensemble_checker, save_buffer
+from ostinato.buffers.checkpoint.state import (
+    ENSEMBLE_FORMAT,
+    ensemble_state,
+    load_buffer,
+    load_ensemble_state,
+)
 from ostinato.buffers.pipeline import Pipeline
 from ostinato.buffers.priority_updates import in_era, priority_fields
 from ostinato.buffers.rate_limit import Ask, Waiters

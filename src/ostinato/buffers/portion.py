@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import torch
 
-from ostinato.buffers.checkpoint.load import check_loadable
 from ostinato.buffers.checkpoint.save import save_buffer
+from ostinato.buffers.checkpoint.state import check_loadable
 from ostinato.buffers.conditional_updates import ConditionalUpdateResult, parse_conditional
 from ostinato.buffers.mixing import Member
 from ostinato.buffers.options import own

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast, final
+from typing import TYPE_CHECKING, Any, NoReturn, cast, final
 
 import torch
 
-from ostinato.buffers.checkpoint.load import Target, load_buffer, load_engine_states
 from ostinato.buffers.checkpoint.save import save_buffer
-from ostinato.buffers.checkpoint.state import engine_state
+from ostinato.buffers.checkpoint.state import Target, copy_part, engine_state, load_buffer, load_engine_states
 from ostinato.buffers.followers import EpisodeRows, begin_sampler, followers
 from ostinato.buffers.options import (
     check_order,
@@ -65,7 +63,6 @@ if TYPE_CHECKING:
     from ostinato.writers import Writer
 
 _PLAIN = Ask()
-PartT = TypeVar("PartT")
 
 
 @final
@@ -365,24 +362,18 @@ class Reader:
         Raises:
             OptionError: if a part cannot be copied.
         """
-        sampler, old = _copy_of(self.sampler), self.store
-        if store is not None:
-            made = Reader(store, sampler, self.generator, self.unit, self.episodes, own=False)
-            store.join(made)
-        else:
-            made = make_reader(
-                Source(old.storage.blank(), old.source.collate),
-                sampler,
-                _copy_of(old.writer),
-                self.generator,
-                self.unit,
-                self.episodes,
-                self.limiter,
-                None if old.versions is None else old.versions.path,
-                None if old.remover is None or old.remover.implied else old.remover.name,
-            )
-            made.store.added = tuple(map(_copy_of, old.added))
+        made = object.__new__(Reader)
+        vars(made).update(self.__getstate__())
+        made.store = self.store.without_rows() if store is None else store
+        made.store.join(made)
+        made.lock, made.waiters, made.observers = self.lock, self.waiters, ()
+        made.counts, made.pending = made.store.counts if self.own else make_counts(BufferCounts), deque()
         made.counts.redone = self.counts.redone
+        made.sampler = copy_part(self.sampler)
+        made.tracker = None if self.tracker is None else self.make_tracker(made.sampler)
+        if made.gate is not None:
+            made.gate = None
+            made.gate = made._make_gate(self.limiter)
         return made
 
     # -- priorities ---------------------------------------------------------------------------------------------------
@@ -915,17 +906,6 @@ class Reader:
 def _raise_for_view(what: str) -> NoReturn:
     msg = f"a view cannot {what}, which concerns all samplers of the buffer: do it with the buffer that it is a view of"
     raise UsageError(msg)
-
-
-def _copy_of(part: PartT) -> PartT:
-    try:
-        return copy.deepcopy(part)
-    except Exception as error:
-        msg = (
-            f"a load is made into a copy of the {type(part).__name__}, which cannot be copied ({error!r:.200}): give "
-            "it __deepcopy__, or __getstate__ without what cannot be copied"
-        )
-        raise OptionError(msg) from error
 
 
 def make_reader(

@@ -8,9 +8,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, final
 
 import torch
 
-from ostinato.buffers.checkpoint.load import load_buffer, with_state
 from ostinato.buffers.checkpoint.save import Saves, save_state
-from ostinato.buffers.checkpoint.state import FORMAT, check_counts, own_tensors, read_generator, saved_rows
+from ostinato.buffers.checkpoint.state import (
+    FORMAT,
+    check_counts,
+    load_buffer,
+    own_tensors,
+    read_generator,
+    saved_rows,
+    with_state,
+)
 from ostinato.buffers.drawn_ahead import HeldRows
 from ostinato.buffers.part_owners import record_owner
 from ostinato.buffers.priority_updates import as_sampler, check_sampler, generations_at, priorities_of_rows

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast, final
 import torch
 
 from ostinato.buffers.checkpoint.save import Saves
+from ostinato.buffers.checkpoint.state import copy_part
 from ostinato.buffers.continuity import warn_of_order
 from ostinato.buffers.drawn_ahead import DrawnAhead
 from ostinato.buffers.observer import Incoming, Observer, Observers, RowValues, nothing
@@ -20,7 +21,7 @@ from ostinato.buffers.options import (
     raise_for_picks,
 )
 from ostinato.buffers.part_owners import check_free, forget_rows, record_owner
-from ostinato.buffers.policy_versions import check_versions
+from ostinato.buffers.policy_versions import Versions, check_versions
 from ostinato.buffers.priority_updates import (
     GENERATIONS_PER_ERA,
     check_sampler,
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ostinato.buffers.policy_versions import Versions
     from ostinato.buffers.reader import Reader
     from ostinato.core.episodes.tracker import EpisodeTracker
     from ostinato.core.records import Placement
@@ -129,6 +129,23 @@ class Store:
         self._begin_threads()
         self.storage_followed()
         self.writer.follow(self.generations_of)
+
+    def without_rows(self) -> Store:
+        """Return a store with copies of the parts and without rows and readers, which a state is loaded into.
+
+        Raises:
+            OptionError: if a part cannot be copied.
+        """
+        made = object.__new__(Store)
+        vars(made).update(vars(self), ahead=DrawnAhead(), _readers=[], _observers=None)
+        made.source = self.source._replace(storage=self.source.storage.blank())
+        made.writer, made.added = copy_part(self.writer), tuple(map(copy_part, self.added))
+        made.versions = None if self.versions is None else Versions(self.versions.path)
+        known = self.remover is not None and not self.remover.implied
+        made.remover = Remover(self.remover.name) if self.remover is not None and known else None
+        made.ring, made.counts = Ring(self.ring.capacity, self.ring.device), make_counts(BufferCounts)
+        made.writer.follow(made.generations_of)
+        return made
 
     @property
     def storage(self) -> Storage:

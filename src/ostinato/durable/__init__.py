@@ -1,8 +1,21 @@
 """Durable files: atomic replacement, checksums, and checkpoints of arrays and JSON state."""
 
-from ostinato.durable.arrays import ArrayRecord, open_mapped, read_array, read_arrays, verify_array, write_array
-from ostinato.durable.blocks import BLOCK_BYTES
-from ostinato.durable.checkpoint import CheckpointReader, CheckpointWriter, SavedColumn, load_part, save_part
+from ostinato.durable.arrays import (
+    BLOCK_BYTES,
+    ArrayRecord,
+    open_mapped,
+    read_array,
+    read_arrays,
+    verify_array,
+)
+from ostinato.durable.checkpoint import (
+    CheckpointReader,
+    CheckpointWriter,
+    SavedColumn,
+    load_part,
+    save_part,
+    write_array,
+)
 from ostinato.durable.files import atomic_write, check_free, free_bytes, fsync_dir, reserve, safe_join
 from ostinato.durable.manifest import FORMAT_VERSION, Manifest, decode, encode, read_manifest, write_manifest
 

@@ -1,13 +1,16 @@
-"""Arrays in files: dtypes, runs of rows, the records that manifests keep, and reading, mapping and writing rows."""
+"""Arrays in files with checksums: dtypes, runs of rows, records in manifests, and reading, mapping and writing rows."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
 import mmap
 import os
+import re
 import sys
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, final
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias, final
 
 import numpy as np
 import torch
@@ -15,34 +18,40 @@ import xxhash
 from torch import Tensor
 
 from ostinato.core.rows import as_bits
-from ostinato.durable.blocks import FileRecord, NewFile, check_size, open_checked, verify_file
 from ostinato.durable.files import (
-    check_free,
+    create_file,
     damaged,
     disk_errors,
     file_size,
+    opened,
     read_into,
     safe_join,
-    sync_file,
+    start_writeback,
+    write_all,
 )
+from ostinato.durable.progress import count as count_bytes
 from ostinato.errors import CheckpointError, OptionError, StorageMemoryError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from ostinato.durable.blocks import BlockReader
-
+BLOCK_BYTES = 4 * 2**20
+"""Bytes that each checksum covers."""
+TABLE_ENTRY_BYTES = 16
+_CHECKSUM = re.compile(r"[0-9a-f]{16}", re.ASCII)
+# Bytes are hashed and written, or read and hashed, in steps that mostly fit into the cache of the processor.
+_STEP_BYTES = 2 * 2**20
+_THREADS = 4
+_THREAD_BYTES = 8 * 2**20
+"""Bytes for each thread that reads a file."""
+_PART_BYTES = 32 * 2**20
+"""Most bytes that a thread reads before they are counted."""
 _WHOLE_KEYS = {"dtype", "shape", "files"}
 _COLUMN_KEYS = {"dtype", "shape", "of", "offset"}
 _STAGING_BYTES = 2**20  # fits into the cache of the processor
 _DEVICE_STAGING_BYTES = 8 * 2**20
 _FIXED = 0x10  # MAP_FIXED, of Linux and macOS alike
-PIECE_BYTES = 2 * 2**20
-MOST_PATCHES = 16
-"""The next save replaces this many patches of an array by one."""
-_PRINT_BYTES = 64 * 1024
-_ZEROS = bytes(4096)
 _NAMES = (
     "bool uint8 int8 int16 int32 int64 uint16 uint32 uint64 float16 bfloat16 float32 float64 "
     "complex32 complex64 complex128 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu"
@@ -155,7 +164,8 @@ class Places(NamedTuple):
         """Yield rows that are adjacent in the file, and the offset of the first one; those of small runs come last."""
         for (first, count), at in zip(self.runs[self.large].tolist(), self.at[self.large].tolist(), strict=True):
             yield range(first, first + count), at
-        yield rows_of(self.runs[~self.large]), self.small_start
+        if not self.large.all():
+            yield rows_of(self.runs[~self.large]), self.small_start
 
     def offsets(self, rows: np.ndarray, row_bytes: int) -> np.ndarray:
         """Return the offsets of rows (int64, ascending) in the file; -1 for rows that it does not hold."""
@@ -190,7 +200,7 @@ def join_runs(*many: Runs) -> Runs:
 
 def rows_of(runs: Runs) -> np.ndarray:
     """Return all rows of runs, int64."""
-    total = int(runs[:, 1].sum()) if len(runs) else 0
+    total = int(runs[:, 1].sum())
     before = np.cumsum(runs[:, 1]) - runs[:, 1]
     rows: np.ndarray[Any, Any] = np.arange(total) + np.repeat(runs[:, 0] - before, runs[:, 1])
     return rows
@@ -241,6 +251,52 @@ def check_runs(runs: Runs, path: Path, *, rows: int, row_bytes: int, nbytes: int
 
 
 # -- records -----------------------------------------------------------------------------------------------------------
+
+
+@final
+class FileRecord(NamedTuple):
+    """One file of an array: its base, or a patch that replaces some of its rows.
+
+    Attributes:
+        file: Name of the file inside the checkpoint directory.
+        runs: Number of runs of rows in a patch; 0 for a base.
+        nbytes: Exact size of the file.
+        checksums: XXH3-64 (seed 0) of each block of `BLOCK_BYTES` as 16 hexadecimal digits; the last block may be
+            shorter.
+    """
+
+    file: str
+    runs: int
+    nbytes: int
+    checksums: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record as a JSON object."""
+        return {**self._asdict(), "checksums": list(self.checksums)}
+
+    @classmethod
+    def from_json(cls, node: object, where: str) -> FileRecord:
+        """Read a record from a file and verify each field.
+
+        Args:
+            node: Parsed JSON.
+            where: What error messages begin with.
+
+        Raises:
+            DamagedFileError: A field is missing, unknown or of a wrong type, or does not match the others.
+        """
+        if not isinstance(node, dict) or len(node) != len(cls._fields) or not all(map(node.__contains__, cls._fields)):
+            damaged(where, f"a file must have exactly the keys {list(cls._fields)}, got {str(node)[:80]}")
+        file, runs, nbytes, checksums = map(node.__getitem__, cls._fields)
+        if type(file) is not str:
+            damaged(where, "file must be a string")
+        if type(runs) is not int or type(nbytes) is not int or not 0 <= runs * TABLE_ENTRY_BYTES <= nbytes:
+            damaged(where, f"{str(runs)[:40]} runs do not fit into {str(nbytes)[:40]} bytes")
+        if type(checksums) is not list or len(checksums) != -(-nbytes // BLOCK_BYTES):
+            damaged(where, f"{nbytes} bytes need {-(-nbytes // BLOCK_BYTES)} checksums")
+        if not {str}.issuperset(map(type, checksums)) or not all(map(_CHECKSUM.fullmatch, checksums)):
+            damaged(where, "checksums must be strings of 16 hexadecimal digits")
+        return cls(file, runs, nbytes, tuple(checksums))
 
 
 @final
@@ -338,9 +394,22 @@ class ArrayRecord(NamedTuple):
             damaged(where, f"unknown dtype {str(dtype)[:50]!r} (known here: {', '.join(DTYPES)})")
         if shape is None:
             damaged(where, f"implausible shape {str(node['shape'])[:80]}")
-        if arrays is not None:
-            return _column_from_json(node, dtype, shape, arrays, where)
-        files = node["files"]
+        if arrays is None:
+            return cls._of_files(dtype, shape, node["files"], where)
+        of, offset, item = node["of"], node["offset"], DTYPES[dtype].itemsize
+        rows = arrays.get(of) if isinstance(of, str) else None
+        if rows is None or not shape or type(offset) is not int:
+            damaged(where, "a column needs the name of its packed rows, an offset, and a shape")
+        fits = rows.of is None and rows.dtype == "uint8" and len(rows.shape) == 2 and rows.shape[0] == shape[0]
+        if not fits or not 0 <= offset <= rows.row_bytes - math.prod(shape[1:]) * item:
+            damaged(where, f"it does not lie in the rows {rows.dtype}{list(rows.shape)} of {of[:80]!r}")
+        if offset % item or rows.row_bytes % item:
+            damaged(where, f"its elements of {item} bytes are not aligned")
+        return cls(dtype, shape, rows.files, rows.row_bytes, of, offset)
+
+    @classmethod
+    def _of_files(cls, dtype: str, shape: tuple[int, ...], files: object, where: str) -> ArrayRecord:
+        """Return the record of an array with files of its own, which were read from a file, too."""
         if not isinstance(files, list) or not files:
             damaged(where, "files must be a list of a base and its patches")
         record = cls.whole(dtype, shape, tuple([FileRecord.from_json(file, where) for file in files]))
@@ -351,23 +420,215 @@ class ArrayRecord(NamedTuple):
         return record
 
 
-def _column_from_json(
-    node: dict[str, Any], dtype: str, shape: tuple[int, ...], arrays: dict[str, ArrayRecord], where: str
-) -> ArrayRecord:
-    """Compare a column with the array whose rows contain it."""
-    of, offset, item = node["of"], node["offset"], DTYPES[dtype].itemsize
-    rows = arrays.get(of) if isinstance(of, str) else None
-    if rows is None or not shape or type(offset) is not int:
-        damaged(where, "a column needs the name of its packed rows, an offset, and a shape")
-    fits = rows.of is None and rows.dtype == "uint8" and len(rows.shape) == 2 and rows.shape[0] == shape[0]
-    if not fits or not 0 <= offset <= rows.row_bytes - math.prod(shape[1:]) * item:
-        damaged(where, f"it does not lie in the rows {rows.dtype}{list(rows.shape)} of {of[:80]!r}")
-    if offset % item or rows.row_bytes % item:
-        damaged(where, f"its elements of {item} bytes are not aligned")
-    return ArrayRecord(dtype, shape, rows.files, rows.row_bytes, of, offset)
+# -- files with a checksum for each block ------------------------------------------------------------------------------
 
 
-# -- reading -----------------------------------------------------------------------------------------------------------
+class NewFile:
+    """A new file to which bytes are appended; a checksum of each block is computed.
+
+    A `with` block closes it, and removes it after an error.
+
+    Args:
+        path: The file, which must not exist.
+        needed_bytes: Expected size, for the message if the disk is full.
+
+    Raises:
+        StorageMemoryError: The disk is full; `append` raises it, too.
+    """
+
+    def __init__(self, path: Path, needed_bytes: int = 0) -> None:
+        self.path = path
+        self.nbytes = 0
+        """Bytes appended."""
+        self._needed_bytes = needed_bytes
+        self._hash = xxhash.xxh3_64()
+        self._checksums: list[str] = []
+        self.fd = -1
+        with disk_errors(path, needed_bytes):
+            self.fd = create_file(path, read=True)
+
+    def append(self, view: memoryview) -> None:
+        """Append bytes (`view` is one-dimensional, of format `B`)."""
+        with disk_errors(self.path, max(self._needed_bytes, self.nbytes + len(view))):
+            while len(view):
+                room = BLOCK_BYTES - self.nbytes % BLOCK_BYTES
+                step = view[: min(room, _STEP_BYTES)]
+                self._hash.update(step)
+                write_all(self.fd, step)
+                self.nbytes += len(step)
+                if len(step) == room:
+                    self._close_block()
+                count_bytes(len(step))
+                view = view[len(step) :]
+
+    def finish(self, runs: int = 0) -> FileRecord:
+        """Close the file and return its record; `runs` is the number of runs of rows in a patch."""
+        if self.nbytes % BLOCK_BYTES:
+            self._close_block()
+        self.close()
+        return FileRecord(self.path.name, runs, self.nbytes, tuple(self._checksums))
+
+    def close(self) -> None:
+        """Close the file; does nothing if it is closed."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def __enter__(self) -> Self:
+        """Return the file."""
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        """Close the file; after an error, remove it."""
+        self.close()
+        if kind is not None:
+            self.path.unlink(missing_ok=True)
+
+    def _close_block(self) -> None:
+        self._checksums.append(self._hash.hexdigest())
+        self._hash.reset()
+        start = (len(self._checksums) - 1) * BLOCK_BYTES
+        start_writeback(self.fd, start, self.nbytes - start)
+
+
+@final
+class BlockReader:
+    """Reads the bytes of a file in order and verifies each block when it is complete."""
+
+    def __init__(self, fd: int, record: FileRecord, path: Path, *, verify: bool, offset: int = 0) -> None:
+        """Start at a block of `fd`, which the caller closes; `path` is for messages."""
+        self.fd = fd
+        self.path = path
+        self._record = record
+        self._verify = verify
+        self._hash = xxhash.xxh3_64()
+        self._offset = offset
+
+    def read_into(self, view: memoryview) -> None:
+        """Fill `view` with the next bytes; a large file that is read whole is read by several threads.
+
+        Raises:
+            DamagedFileError: The checksum of a block differs from the recorded one, or the file ends too early.
+        """
+        threads = min(_THREADS, os.cpu_count() or 1, len(view) // _THREAD_BYTES)
+        if threads > 1 and len(view) == self._record.nbytes:
+            self._read_parts(view, threads)
+            return
+        while len(view):
+            room = BLOCK_BYTES - self._offset % BLOCK_BYTES
+            step = view[: min(room, _STEP_BYTES)]
+            read_into(self.fd, step, self._offset, self.path)
+            self._offset += len(step)
+            if self._verify:
+                self._hash.update(step)
+                if len(step) == room or self._offset == self._record.nbytes:
+                    self._check_block()
+            count_bytes(len(step))
+            view = view[len(step) :]
+
+    def read_table(self, view: memoryview) -> None:
+        """Fill `view` with the first bytes and verify all blocks that contain them, also without `verify`.
+
+        Raises:
+            DamagedFileError: See `read_into`.
+        """
+        checked = BlockReader(self.fd, self._record, self.path, verify=True)
+        checked.read_into(view)
+        checked.skip_to(min(-(-len(view) // BLOCK_BYTES) * BLOCK_BYTES, self._record.nbytes))
+        self.skip_to(len(view))
+
+    def skip_to(self, offset: int) -> None:
+        """Continue at an offset. With `verify`, skipped bytes are read, since checksums cover them."""
+        if not self._verify:
+            self._offset = max(self._offset, offset)
+            return
+        scratch = memoryview(bytearray(min(_STEP_BYTES, max(0, offset - self._offset))))
+        while self._offset < offset:
+            self.read_into(scratch[: offset - self._offset])
+
+    def _read_parts(self, view: memoryview, threads: int) -> None:
+        total = len(view)
+        share = min(-(-total // BLOCK_BYTES // threads), max(1, _PART_BYTES // BLOCK_BYTES)) * BLOCK_BYTES
+        parts = [(start, view[start : start + share]) for start in range(0, total, share)]
+
+        def read(start: int, part: memoryview) -> None:
+            BlockReader(self.fd, self._record, self.path, verify=self._verify, offset=start).read_into(part)
+
+        with ThreadPoolExecutor(threads) as pool:
+            try:
+                for reading, part in [(pool.submit(read, *part), part[1]) for part in parts]:
+                    reading.result()
+                    count_bytes(len(part))
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+        self._offset = total
+
+    def _check_block(self) -> None:
+        block = (self._offset - 1) // BLOCK_BYTES
+        found, expected = self._hash.hexdigest(), self._record.checksums[block]
+        if found != expected:
+            where = f"in the block at byte {block * BLOCK_BYTES}"
+            damaged(self.path, f"checksum {found}, {expected} expected: restore the file from a copy", where)
+        self._hash.reset()
+
+
+def check_sizes(root: Path, arrays: Iterable[ArrayRecord]) -> None:
+    """Check that the files of arrays are there and have the recorded sizes.
+
+    Raises:
+        DamagedFileError: One is missing, not a regular file, or has another size.
+    """
+    for file in [file for record in arrays for file in record.files]:
+        path = safe_join(root, file.file)
+        _compare_size(path, file_size(path), file)
+
+
+def _compare_size(path: Path, size: int, record: FileRecord) -> None:
+    if size != record.nbytes:
+        reason = "the file was truncated, lengthened or replaced"
+        damaged(path, f"it has {size} bytes, {record.nbytes} expected: {reason}")
+
+
+@contextlib.contextmanager
+def open_checked(root: Path, record: FileRecord, *, verify: bool) -> Iterator[BlockReader]:
+    """Open a file of the recorded size.
+
+    Raises:
+        DamagedFileError: The file is missing or has another size.
+    """
+    path = safe_join(root, record.file)
+    with opened(path) as fd:
+        _compare_size(path, os.fstat(fd).st_size, record)
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)  # doubles the read-ahead
+        yield BlockReader(fd, record, path, verify=verify)
+
+
+def read_blocks(root: Path, record: FileRecord) -> Iterator[bytearray]:
+    """Yield each block of a file after its checksum was compared, in memory of its own.
+
+    Raises:
+        DamagedFileError: The file is missing, has another size, or fails a checksum.
+    """
+    with open_checked(root, record, verify=True) as reader:
+        for start in range(0, record.nbytes, BLOCK_BYTES):
+            block = bytearray(min(BLOCK_BYTES, record.nbytes - start))
+            reader.read_into(memoryview(block))
+            yield block
+
+
+def verify_file(root: Path, record: FileRecord) -> None:
+    """Read a file and compare its size and checksums.
+
+    Raises:
+        DamagedFileError: It is missing, has another size, or fails a checksum.
+    """
+    with open_checked(root, record, verify=True) as reader:
+        reader.skip_to(record.nbytes)
+
+
+# -- arrays  -----------------------------------------------------------------------------------------------------------
 
 
 def _layers(root: Path, record: ArrayRecord, *, verify: bool) -> Iterator[tuple[BlockReader, Places]]:
@@ -407,16 +668,6 @@ def read_runs(root: Path, record: ArrayRecord) -> list[Runs]:
     return [places.runs for _, places in _layers(root, record, verify=False)][1:]
 
 
-def check_sizes(root: Path, record: ArrayRecord) -> None:
-    """Compare the sizes of the files of an array with its record.
-
-    Raises:
-        DamagedFileError: naming the file.
-    """
-    for file in record.files:
-        check_size(root, file)
-
-
 def verify_array(root: Path, record: ArrayRecord) -> None:
     """Read the files of an array and compare sizes, checksums and tables of rows.
 
@@ -435,7 +686,7 @@ def read_array(root: Path, record: ArrayRecord, *, verify: bool = True) -> Tenso
         DamagedFileError: A file is missing, has another size, or fails a checksum.
         StorageMemoryError: There is not enough memory.
     """
-    check_sizes(root, record)
+    check_sizes(root, [record])
     try:
         with torch.inference_mode(mode=False):
             dest = torch.empty(record.shape, dtype=record.torch_dtype, device="cpu")
@@ -476,7 +727,7 @@ def read_arrays(root: Path, wanted: Sequence[tuple[ArrayRecord, Tensor]], *, ver
     for reader, places in _layers(root, record, verify=verify):
         for slots, at in places.segments():
             reader.skip_to(at)
-            where = _where(slots)
+            where = index_of(slots)
             if len(targets) == 1 and record.of is None and isinstance(where, slice) and is_raw(targets[0][1][where]):
                 reader.read_into(raw_view(targets[0][1][where]))
             else:
@@ -491,7 +742,7 @@ def _read_rows(
         chosen = slots[start : start + len(staging)]
         part = staging[: len(chosen)]
         reader.read_into(raw_view(part))
-        where = _where(chosen)
+        where = index_of(chosen)
         for record, dest in targets:
             values = record.column(part)
             if isinstance(where, slice):
@@ -500,7 +751,7 @@ def _read_rows(
                 as_bits(dest)[where.to(dest.device)] = as_bits(values).to(dest.device)
 
 
-def _where(rows: np.ndarray | range) -> slice | Tensor:
+def index_of(rows: np.ndarray | range) -> slice | Tensor:
     """Return an index of ascending rows: a slice if they are adjacent."""
     if not len(rows) or int(rows[-1]) - int(rows[0]) == len(rows) - 1:
         return slice(int(rows[0]), int(rows[-1]) + 1) if len(rows) else slice(0)
@@ -525,21 +776,6 @@ def open_mapped(root: Path, record: ArrayRecord) -> Tensor:
     return record.column(map_rows(root, record, record.rows).view(record.rows, record.row_bytes)).view(record.shape)
 
 
-def map_file(path: Path, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    """Map a file that holds exactly the elements of an array, copy-on-write.
-
-    Raises:
-        DamagedFileError: The file is missing or has another size.
-    """
-    nbytes, size = shape_nbytes(shape, dtype), file_size(path)
-    if size != nbytes:
-        damaged(path, f"it has {size} bytes, {nbytes} expected: {dtype}{list(shape)}")
-    with torch.inference_mode(mode=False):
-        if nbytes == 0:
-            return torch.empty(shape, dtype=dtype, device="cpu")
-        return torch.from_file(str(path), shared=False, size=nbytes, dtype=torch.uint8).view(dtype).view(shape)
-
-
 def map_rows(root: Path, record: ArrayRecord, capacity: int) -> Tensor:
     """Map the files of an array copy-on-write with space for `capacity` rows: uint8 `[capacity * row_bytes]`.
 
@@ -555,7 +791,7 @@ def map_rows(root: Path, record: ArrayRecord, capacity: int) -> Tensor:
         msg = f"mmap=True needs Linux or macOS, this is {sys.platform}: load without it"
         raise OptionError(msg)
     width = record.row_bytes
-    check_sizes(root, record)
+    check_sizes(root, [record])
     if not capacity * width:
         return torch.empty(0, dtype=torch.uint8, device="cpu")
     memory = mmap.mmap(-1, capacity * width, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -565,7 +801,7 @@ def map_rows(root: Path, record: ArrayRecord, capacity: int) -> Tensor:
         for slots, at in places.segments():
             if isinstance(slots, range):
                 _map_over(raw, reader, at, slots.start * width, len(slots) * width)
-            elif len(slots):
+            else:
                 reader.skip_to(at)
                 rows = torch.empty((len(slots), width), dtype=torch.uint8, device="cpu")
                 reader.read_into(raw_view(rows))
@@ -600,205 +836,3 @@ def _map_over(raw: Tensor, reader: BlockReader, offset: int, start: int, nbytes:
     view = raw_view(raw)
     read_into(reader.fd, view[start:first], offset, reader.path)
     read_into(reader.fd, view[last:end], offset + last - start, reader.path)
-
-
-# -- writing -----------------------------------------------------------------------------------------------------------
-
-
-class Piece(NamedTuple):
-    """Rows that are adjacent in a file."""
-
-    offset: int
-    """Position of the first row in the file, in bytes."""
-    rows: np.ndarray
-    """Numbers of the rows, int64 `[n]`, ascending."""
-
-    @property
-    def where(self) -> slice | Tensor:
-        """Index of the rows: a slice if they are adjacent in the array, too."""
-        return _where(self.rows)
-
-
-@final
-class RowFile(NewFile):
-    """The new file of a base (all rows) or of a patch (some runs of rows).
-
-    One thread appends. `put_ahead` requires the lock that guards the rows.
-
-    Args:
-        path: New file.
-        dtype: Name of the dtype of the array.
-        shape: Shape of the array, `[rows, ...]`, or `[]` for a scalar.
-        runs: The rows of a patch; None makes a base.
-        name: Name of the array in a manifest.
-
-    Raises:
-        StorageMemoryError: The disk is too small.
-    """
-
-    def __init__(self, path: Path, dtype: str, shape: tuple[int, ...], runs: Runs | None, name: str = "") -> None:
-        self.name = name
-        self.row_bytes = shape_nbytes(shape[1:], DTYPES[dtype])
-        rows = shape[0] if shape else 1
-        self.places = place_all(rows, self.row_bytes) if runs is None else place(runs, self.row_bytes)
-        self.done = 0
-        """Rows before this offset were copied from memory; the caller sets it under the lock that guards the rows."""
-        self._runs = 0 if runs is None else len(runs)
-        check_free(path, self.places.nbytes)
-        super().__init__(path, self.places.nbytes)
-        if runs is not None:
-            self.append(np.ascontiguousarray(runs, dtype="<i8").reshape(-1).view(np.uint8).data)
-
-    def pieces(self) -> Iterator[Piece]:
-        """Divide the rows into pieces of at most 2 MiB (or one row), in the order of the file."""
-        most = max(1, PIECE_BYTES // max(1, self.row_bytes))
-        for rows, at in self.places.segments():
-            for start in range(0, len(rows), most):
-                part = rows[start : start + most]
-                numbers = np.arange(part.start, part.stop) if isinstance(part, range) else part
-                yield Piece(at + start * self.row_bytes, numbers)
-
-    def put(self, offset: int, data: memoryview) -> None:
-        """Append bytes at an offset; the gap before it is filled with zeros.
-
-        Raises:
-            StorageMemoryError: The disk is full.
-        """
-        while self.nbytes < offset:
-            self.append(memoryview(_ZEROS)[: offset - self.nbytes])
-        self.append(data)
-
-    def write(self, tensor: Tensor) -> None:
-        """Append the rows of the whole array, which the file needs.
-
-        Contiguous CPU memory is written without a copy; strided rows and tensors on other devices are staged in
-        2 MiB of memory, or one row. The tensor must not change meanwhile, or the checksums will not match.
-        """
-        tensor = tensor if tensor.ndim else tensor.unsqueeze(0)
-        staging = torch.empty(0, dtype=torch.uint8, device="cpu")
-        for piece in self.pieces():
-            rows = tensor[piece.where]
-            if not is_raw(rows):
-                if staging.nbytes < rows.nbytes:
-                    staging = torch.empty(rows.nbytes, dtype=torch.uint8, device="cpu")
-                source, rows = rows, staging[: rows.nbytes].view(rows.dtype).view(rows.shape)
-                copy_elements(rows, source)
-            self.put(piece.offset, raw_view(rows))
-
-    def put_ahead(self, offset: int, data: memoryview) -> None:
-        """Write rows before it is their turn.
-
-        Raises:
-            StorageMemoryError: The disk is full.
-        """
-        with disk_errors(self.path, self.places.nbytes):
-            while len(data):
-                count = os.pwrite(self.fd, data, offset)
-                data, offset = data[count:], offset + count
-
-    def read_back(self, offset: int, view: memoryview) -> None:
-        """Read rows that `put_ahead` wrote."""
-        read_into(self.fd, view, offset, self.path)
-
-    def end(self) -> FileRecord:
-        """Close the file, whose rows are complete, and return its record."""
-        self.put(self.places.nbytes, memoryview(b""))
-        return self.finish(self._runs)
-
-
-def can_write_ahead() -> bool:
-    """Whether this system can write rows before their turn."""
-    return hasattr(os, "pwrite")
-
-
-def write_array(root: Path, file: str, tensor: Tensor) -> ArrayRecord:
-    """Write a tensor to a new file, and wait until it is on the disk; see `RowFile.write`.
-
-    Args:
-        root: Existing directory.
-        file: Name of the new file in it.
-        tensor: Dense tensor of any shape, on any device, contiguous or not.
-
-    Returns:
-        The record for the manifest.
-
-    Raises:
-        CheckpointError: The tensor is sparse, or has a dtype that files cannot hold.
-        StorageMemoryError: The disk is full; the file is removed.
-    """
-    path = safe_join(root, file)
-    plain = check_plain(tensor, path)
-    dtype, shape = dtype_name(plain.dtype), tuple(plain.shape)
-    with RowFile(path, dtype, shape, None) as rows:
-        rows.write(plain)
-        record = ArrayRecord.whole(dtype, shape, (rows.end(),))
-        sync_file(path)
-    return record
-
-
-# -- what an incremental save writes -----------------------------------------------------------------------------------
-
-
-def plan(
-    root: Path, old: ArrayRecord | None, dtype: str, shape: tuple[int, ...], changed: Runs | None
-) -> tuple[ArrayRecord, Runs | None]:
-    """Decide which rows to write.
-
-    If the patches of an array would take more bytes than its base, all rows are written. So an array takes at most
-    twice its bytes on the disk, and an incremental save writes at most as much as a full one.
-
-    Args:
-        root: Directory of the older checkpoint.
-        old: Record of the array in it.
-        dtype: The dtype now.
-        shape: The shape now.
-        changed: Rows that have changed since; None writes all.
-
-    Returns:
-        The record to which the new file is added, and the rows that it gets: None for all rows, and no rows if the
-        older files hold everything.
-    """
-    everything = ArrayRecord.whole(dtype, shape, ()), None
-    if changed is None or old is None or old.dtype != dtype or not shape or old.shape[1:] != shape[1:]:
-        return everything
-    if old.shape[0] > shape[0] or (not old.files[0].nbytes and old.shape != shape):
-        return everything
-    runs = join_runs(changed, one_run(old.shape[0], shape[0] - old.shape[0]))
-    if not len(runs) or not old.files[0].nbytes:
-        return old, one_run(0, 0)
-    base, *patches = old.files
-    if len(patches) >= MOST_PATCHES:
-        runs, patches = join_runs(runs, *read_runs(root, old)), []
-    if place(runs, old.row_bytes).nbytes + sum(patch.nbytes for patch in patches) > base.nbytes:
-        return everything
-    return old._replace(shape=shape, files=(base, *patches)), runs
-
-
-class Print(NamedTuple):
-    """Fingerprint of an array: its dtype, shape, and a checksum of every 64 KiB."""
-
-    dtype: Any
-    shape: tuple[int, ...]
-    sums: np.ndarray
-
-
-def print_of(tensor: Tensor) -> Print:
-    """Return the fingerprint of a contiguous tensor on the CPU. Cost: one pass over its bytes."""
-    raw = raw_view(tensor)
-    starts = range(0, len(raw), _PRINT_BYTES)
-    sums = np.fromiter((xxhash.xxh3_64_intdigest(raw[i : i + _PRINT_BYTES]) for i in starts), np.uint64, len(starts))
-    return Print(tensor.dtype, tuple(tensor.shape), sums)
-
-
-def changed_rows(old: Print | None, new: Print, row_bytes: int) -> Runs:
-    """Return the rows of all blocks that differ, and new rows; all rows if the dtype or shape of a row differs."""
-    rows = new.shape[0] if new.shape else 0
-    if old is None or old.dtype != new.dtype or old.shape[1:] != new.shape[1:] or not row_bytes:
-        return one_run(0, rows)
-    common = min(len(old.sums), len(new.sums))
-    differ = np.flatnonzero(old.sums[:common] != new.sums[:common])
-    first = differ * _PRINT_BYTES // row_bytes
-    last = np.minimum(-(-(differ + 1) * _PRINT_BYTES // row_bytes), rows)
-    runs = np.stack([first, last - first], axis=1)[first < last]
-    start = common * _PRINT_BYTES // row_bytes
-    return join_runs(runs.astype(np.int64), one_run(start, max(0, rows - start)))

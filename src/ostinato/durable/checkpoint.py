@@ -5,36 +5,50 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, final
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, final
+
+import numpy as np
+import torch
+import xxhash
 
 from ostinato.durable import progress
 from ostinato.durable.arrays import (
+    DTYPES,
     ArrayRecord,
-    RowFile,
-    changed_rows,
+    NewFile,
     check_plain,
     check_sizes,
+    copy_elements,
     dtype_name,
+    index_of,
     is_raw,
+    join_runs,
     map_rows,
+    one_run,
     open_mapped,
-    plan,
-    print_of,
+    place,
+    place_all,
+    raw_view,
     read_array,
     read_arrays,
+    read_blocks,
+    read_runs,
     shape_nbytes,
     verify_array,
 )
-from ostinato.durable.blocks import NewFile, read_blocks
 from ostinato.durable.files import (
     LOCK_NAME,
     DirectoryLock,
     check_free,
     damaged,
+    disk_errors,
     fsync_dir,
     make_directories,
     new_token,
+    read_into,
+    safe_join,
     sync_file,
 )
 from ostinato.durable.manifest import (
@@ -53,11 +67,16 @@ from ostinato.errors import CheckpointError, DamagedFileError, SavedOverError, U
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    import torch
     from torch import Tensor
 
-    from ostinato.durable.arrays import Print, Runs
+    from ostinato.durable.arrays import FileRecord, Runs
 
+PIECE_BYTES = 2 * 2**20
+"""Most bytes of rows, unless one row has more, that are copied at once."""
+MOST_PATCHES = 16
+"""The next save replaces this many patches of an array by one."""
+_PRINT_BYTES = 64 * 1024
+_ZEROS = bytes(4096)
 MAX_LINE_BYTES = 64 * 2**20
 _LINE_INLINE_BYTES = 2**20
 _LINES_BYTES = 2**20
@@ -107,9 +126,14 @@ class CheckpointReader:
                 manifest = read_manifest(self._root, format_name=format_name)
             self.version, self._body = manifest.version, manifest.body
             self._records = read_records(self._root, manifest.body) if records is None else records
+            self.arrays = own_files(self._records)
+            """Records of the arrays that have files of their own, by name."""
+            self.nbytes = sum([record.total_bytes for record in self.arrays.values()])
+            """Bytes of all arrays."""
             try:
                 if body is None:
-                    self._check_sizes()
+                    with self._saved_over():
+                        check_sizes(self._root, self.arrays.values())
                 return
             except SavedOverError:
                 if not left:
@@ -119,16 +143,6 @@ class CheckpointReader:
     def names(self) -> tuple[str, ...]:
         """Names of the arrays in the order in which they were added, columns of packed rows included."""
         return tuple(self._records)
-
-    @property
-    def arrays(self) -> dict[str, ArrayRecord]:
-        """Records of the arrays that have files of their own, by name."""
-        return {name: record for name, record in self._records.items() if record.of is None}
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all arrays."""
-        return sum(record.total_bytes for record in self.arrays.values())
 
     @property
     def save(self) -> str:
@@ -210,11 +224,6 @@ class CheckpointReader:
         self.state()
         return self.nbytes
 
-    def _check_sizes(self) -> None:
-        with self._saved_over():
-            for record in self.arrays.values():
-                check_sizes(self._root, record)
-
     @contextlib.contextmanager
     def _saved_over(self) -> Iterator[None]:
         """Distinguish damage from a newer save, which removes the files of the older checkpoint."""
@@ -243,7 +252,7 @@ class SavedColumn:
         """Name the array; `verify` compares checksums when it is read."""
         record = reader.record(name)
         self._reader, self._verify, self.name = reader, verify, name
-        self.dtype, self.shape = record.torch_dtype, record.shape
+        self.dtype, self.shape = DTYPES[record.dtype], record.shape
         self.packed = record.of is not None
         """Whether it lies in packed rows."""
         self.rows = record.of or name
@@ -293,6 +302,11 @@ def read_records(root: Path, body: dict[str, Any]) -> dict[str, ArrayRecord]:
     return {name: found[name] for name in arrays}
 
 
+def own_files(records: dict[str, ArrayRecord]) -> dict[str, ArrayRecord]:
+    """Return the records of arrays that have files of their own: those of packed rows, not of the columns in them."""
+    return {name: record for name, record in records.items() if record.of is None}
+
+
 # -- writing -----------------------------------------------------------------------------------------------------------
 
 
@@ -333,10 +347,8 @@ class CheckpointWriter:
         self._open = False
         self.save = new_token()
         """Random identifier of this save, kept in its manifest."""
-        self.older: dict[str, ArrayRecord] = {}
-        """Arrays of the older checkpoint by name."""
-        self.older_save: str | None = None
-        """Identifier of the older checkpoint; None if there is none."""
+        self._older: dict[str, Any] = {}
+        """Body of the manifest of the older checkpoint, which cannot change while the lock is held."""
         self.prints: dict[str, Print] = {}
         """Fingerprints of the arrays written with `compare`, and of tensors of the state."""
         self.known: dict[str, Print] = {}
@@ -355,7 +367,7 @@ class CheckpointWriter:
         self._made = make_directories(self._root)
         try:
             self._lock.acquire()
-            self._read_older()
+            self._older = self._on_disk()
         except BaseException:
             self._lock.release()
             self._remove_directories()
@@ -368,7 +380,8 @@ class CheckpointWriter:
         if self._open:
             named = None
             with contextlib.suppress(OSError, CheckpointError):  # else the manifest does not tell which files are old
-                named = {file.file for record in self._on_disk()[0].values() for file in record.files}
+                records = read_records(self._root, body) if (body := self._on_disk()) else {}
+                named = {file.file for record in records.values() for file in record.files}
             self._close(named)
             self._remove_directories()
 
@@ -389,21 +402,25 @@ class CheckpointWriter:
             msg = f"will not save into {root}: it has no checkpoint but other files ({', '.join(foreign[:3])})"
             raise CheckpointError(msg)
 
-    def _on_disk(self) -> tuple[dict[str, ArrayRecord], str | None]:
-        """Return the arrays of the checkpoint in the directory, and its identifier, if there is one."""
+    def _on_disk(self) -> dict[str, Any]:
+        """Return the body of the manifest in the directory; empty without one."""
         if not (self._root / MANIFEST_NAME).exists():
-            return {}, None
-        body = read_manifest(self._root, format_name=self._format_name).body
-        records = read_records(self._root, body)
-        return {name: record for name, record in records.items() if record.of is None}, body["save"]
-
-    def _read_older(self) -> None:
-        """Read the records of the older checkpoint, which cannot change while the lock is held."""
+            return {}
         try:
-            self.older, self.older_save = self._on_disk()
+            return read_manifest(self._root, format_name=self._format_name).body
         except CheckpointError as error:
             msg = f"will not save over {self._root}: {error}; remove it or choose another path"
             raise CheckpointError(msg) from error
+
+    @property
+    def older_save(self) -> str | None:
+        """Identifier of the older checkpoint; None if there is none."""
+        return self._older.get("save")
+
+    @cached_property
+    def older(self) -> dict[str, ArrayRecord]:
+        """Arrays of the older checkpoint by name."""
+        return read_records(self._root, self._older) if self._older else {}
 
     def add_array(self, name: str, tensor: Tensor, *, compare: bool = False) -> ArrayRecord:
         """Write a tensor to a file of its own; `commit` waits until it is on the disk.
@@ -494,7 +511,8 @@ class CheckpointWriter:
         return file
 
     def _begin_rows(self, name: str, dtype: str, shape: tuple[int, ...], changed: Runs | None) -> RowFile | None:
-        self._records[name], runs = plan(self._root, self.older.get(name), dtype, shape, changed)
+        old = None if changed is None else self.older.get(name)
+        self._records[name], runs = plan(self._root, old, dtype, shape, changed)
         if runs is not None and not len(runs):
             return None
         return RowFile(self._root / _file_name(name), dtype, shape, runs, name)
@@ -556,14 +574,12 @@ class CheckpointWriter:
         progress.finish()  # the last moment at which the older checkpoint can stay
         for path in self._unsynced:
             sync_file(path)
-        named: set[str] = set()
-        for record in self._records.values():
-            if record.of is None:
-                check_sizes(self._root, record)
-                named.update([file.file for file in record.files])
+        arrays = own_files(self._records).values()
+        check_sizes(self._root, arrays)
+        named = {file.file for record in arrays for file in record.files}
         fsync_dir(self._root)  # the names of the files must be on the disk before a manifest refers to them
-        arrays = {name: record.to_json() for name, record in self._records.items()}
-        body = {"arrays": arrays, "state": self._state, "save": self.save}
+        nodes = {name: record.to_json() for name, record in self._records.items()}
+        body = {"arrays": nodes, "state": self._state, "save": self.save}
         write_manifest(self._root, body, format_name=self._format_name)
         self._made.clear()
         self._close(named)
@@ -664,3 +680,205 @@ def _file_name(name: str) -> str:
     """Return the name of a new file for an array."""
     slug = re.sub(r"[^A-Za-z0-9_-]+", "_", name, flags=re.ASCII)[:64]
     return f"{slug}.{new_token()}.bin"
+
+
+# -- the files of rows that a save writes ------------------------------------------------------------------------------
+
+
+class Piece(NamedTuple):
+    """Rows that are adjacent in a file."""
+
+    offset: int
+    """Position of the first row in the file, in bytes."""
+    rows: np.ndarray
+    """Numbers of the rows, int64 `[n]`, ascending."""
+
+    @property
+    def where(self) -> slice | Tensor:
+        """Index of the rows: a slice if they are adjacent in the array, too."""
+        return index_of(self.rows)
+
+
+@final
+class RowFile(NewFile):
+    """The new file of a base (all rows) or of a patch (some runs of rows).
+
+    One thread appends. `put_ahead` requires the lock that guards the rows.
+
+    Args:
+        path: New file.
+        dtype: Name of the dtype of the array.
+        shape: Shape of the array, `[rows, ...]`, or `[]` for a scalar.
+        runs: The rows of a patch; None makes a base.
+        name: Name of the array in a manifest.
+
+    Raises:
+        StorageMemoryError: The disk is too small.
+    """
+
+    def __init__(self, path: Path, dtype: str, shape: tuple[int, ...], runs: Runs | None, name: str = "") -> None:
+        self.name = name
+        self.row_bytes = shape_nbytes(shape[1:], DTYPES[dtype])
+        rows = shape[0] if shape else 1
+        self.places = place_all(rows, self.row_bytes) if runs is None else place(runs, self.row_bytes)
+        self.done = 0
+        """Rows before this offset were copied from memory; the caller sets it under the lock that guards the rows."""
+        self._runs = 0 if runs is None else len(runs)
+        check_free(path, self.places.nbytes)
+        super().__init__(path, self.places.nbytes)
+        if runs is not None:
+            self.append(np.ascontiguousarray(runs, dtype="<i8").reshape(-1).view(np.uint8).data)
+
+    def pieces(self) -> Iterator[Piece]:
+        """Divide the rows into pieces of at most 2 MiB (or one row), in the order of the file."""
+        most = max(1, PIECE_BYTES // max(1, self.row_bytes))
+        for rows, at in self.places.segments():
+            for start in range(0, len(rows), most):
+                part = rows[start : start + most]
+                numbers = np.arange(part.start, part.stop) if isinstance(part, range) else part
+                yield Piece(at + start * self.row_bytes, numbers)
+
+    def put(self, offset: int, data: memoryview) -> None:
+        """Append bytes at an offset; the gap before it is filled with zeros.
+
+        Raises:
+            StorageMemoryError: The disk is full.
+        """
+        while self.nbytes < offset:
+            self.append(memoryview(_ZEROS)[: offset - self.nbytes])
+        self.append(data)
+
+    def write(self, tensor: Tensor) -> None:
+        """Append the rows of the whole array, which the file needs.
+
+        Contiguous CPU memory is written without a copy; strided rows and tensors on other devices are staged in
+        2 MiB of memory, or one row. The tensor must not change meanwhile, or the checksums will not match.
+        """
+        tensor = tensor if tensor.ndim else tensor.unsqueeze(0)
+        staging = torch.empty(0, dtype=torch.uint8, device="cpu")
+        for piece in self.pieces():
+            rows = tensor[piece.where]
+            if not is_raw(rows):
+                if staging.nbytes < rows.nbytes:
+                    staging = torch.empty(rows.nbytes, dtype=torch.uint8, device="cpu")
+                source, rows = rows, staging[: rows.nbytes].view(rows.dtype).view(rows.shape)
+                copy_elements(rows, source)
+            self.put(piece.offset, raw_view(rows))
+
+    def put_ahead(self, offset: int, data: memoryview) -> None:
+        """Write rows before it is their turn.
+
+        Raises:
+            StorageMemoryError: The disk is full.
+        """
+        with disk_errors(self.path, self.places.nbytes):
+            while len(data):
+                count = os.pwrite(self.fd, data, offset)
+                data, offset = data[count:], offset + count
+
+    def read_back(self, offset: int, view: memoryview) -> None:
+        """Read rows that `put_ahead` wrote."""
+        read_into(self.fd, view, offset, self.path)
+
+    def end(self) -> FileRecord:
+        """Close the file, whose rows are complete, and return its record."""
+        self.put(self.places.nbytes, memoryview(b""))
+        return self.finish(self._runs)
+
+
+def can_write_ahead() -> bool:
+    """Whether this system can write rows before their turn."""
+    return hasattr(os, "pwrite")
+
+
+def write_array(root: Path, file: str, tensor: Tensor) -> ArrayRecord:
+    """Write a tensor to a new file, and wait until it is on the disk; see `RowFile.write`.
+
+    Args:
+        root: Existing directory.
+        file: Name of the new file in it.
+        tensor: Dense tensor of any shape, on any device, contiguous or not.
+
+    Returns:
+        The record for the manifest.
+
+    Raises:
+        CheckpointError: The tensor is sparse, or has a dtype that files cannot hold.
+        StorageMemoryError: The disk is full; the file is removed.
+    """
+    path = safe_join(root, file)
+    plain = check_plain(tensor, path)
+    dtype, shape = dtype_name(plain.dtype), tuple(plain.shape)
+    with RowFile(path, dtype, shape, None) as rows:
+        rows.write(plain)
+        record = ArrayRecord.whole(dtype, shape, (rows.end(),))
+        sync_file(path)
+    return record
+
+
+# -- what an incremental save writes -----------------------------------------------------------------------------------
+
+
+def plan(
+    root: Path, old: ArrayRecord | None, dtype: str, shape: tuple[int, ...], changed: Runs | None
+) -> tuple[ArrayRecord, Runs | None]:
+    """Decide which rows to write.
+
+    If the patches of an array would take more bytes than its base, all rows are written. So an array takes at most
+    twice its bytes on the disk, and an incremental save writes at most as much as a full one.
+
+    Args:
+        root: Directory of the older checkpoint.
+        old: Record of the array in it.
+        dtype: The dtype now.
+        shape: The shape now.
+        changed: Rows that have changed since; None writes all.
+
+    Returns:
+        The record to which the new file is added, and the rows that it gets: None for all rows, and no rows if the
+        older files hold everything.
+    """
+    everything = ArrayRecord.whole(dtype, shape, ()), None
+    if changed is None or old is None or old.dtype != dtype or not shape or old.shape[1:] != shape[1:]:
+        return everything
+    if old.shape[0] > shape[0] or (not old.files[0].nbytes and old.shape != shape):
+        return everything
+    runs = join_runs(changed, one_run(old.shape[0], shape[0] - old.shape[0]))
+    if not len(runs) or not old.files[0].nbytes:
+        return old, one_run(0, 0)
+    base, *patches = old.files
+    if len(patches) >= MOST_PATCHES:
+        runs, patches = join_runs(runs, *read_runs(root, old)), []
+    if place(runs, old.row_bytes).nbytes + sum(patch.nbytes for patch in patches) > base.nbytes:
+        return everything
+    return old._replace(shape=shape, files=(base, *patches)), runs
+
+
+class Print(NamedTuple):
+    """Fingerprint of an array: its dtype, shape, and a checksum of every 64 KiB."""
+
+    dtype: Any
+    shape: tuple[int, ...]
+    sums: np.ndarray
+
+
+def print_of(tensor: Tensor) -> Print:
+    """Return the fingerprint of a contiguous tensor on the CPU. Cost: one pass over its bytes."""
+    raw = raw_view(tensor)
+    starts = range(0, len(raw), _PRINT_BYTES)
+    sums = np.fromiter((xxhash.xxh3_64_intdigest(raw[i : i + _PRINT_BYTES]) for i in starts), np.uint64, len(starts))
+    return Print(tensor.dtype, tuple(tensor.shape), sums)
+
+
+def changed_rows(old: Print | None, new: Print, row_bytes: int) -> Runs:
+    """Return the rows of all blocks that differ, and new rows; all rows if the dtype or shape of a row differs."""
+    rows = new.shape[0] if new.shape else 0
+    if old is None or old.dtype != new.dtype or old.shape[1:] != new.shape[1:] or not row_bytes:
+        return one_run(0, rows)
+    common = min(len(old.sums), len(new.sums))
+    differ = np.flatnonzero(old.sums[:common] != new.sums[:common])
+    first = differ * _PRINT_BYTES // row_bytes
+    last = np.minimum(-(-(differ + 1) * _PRINT_BYTES // row_bytes), rows)
+    runs = np.stack([first, last - first], axis=1)[first < last]
+    start = common * _PRINT_BYTES // row_bytes
+    return join_runs(runs.astype(np.int64), one_run(start, max(0, rows - start)))

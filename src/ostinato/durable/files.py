@@ -14,7 +14,7 @@ import stat
 import sys
 import threading
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, NoReturn, Self, final
+from typing import TYPE_CHECKING, Any, NoReturn, final
 
 import numpy as np
 
@@ -516,7 +516,7 @@ class OpenFile:
 
 @final
 class OpenFiles:
-    """Open files by key, closed by `close()` or a `with` block. Thread-safe."""
+    """Open files by key, closed by `close()`. Thread-safe."""
 
     def __init__(self, limit: int) -> None:
         """Keep at most `limit` files open besides those in use, and at most half of what the process may open."""
@@ -571,14 +571,6 @@ class OpenFiles:
             self._files.clear()
 
     close = clear
-
-    def __enter__(self) -> Self:
-        """Return the files; the end of the `with` block closes them."""
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Close all files that are not in use."""
-        self.clear()
 
 
 # -- locked and new directories ---------------------------------------------------------------------------------------

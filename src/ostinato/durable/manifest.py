@@ -16,7 +16,7 @@ import re
 import sys
 from collections import OrderedDict, deque
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self, TypeAlias, final
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias, final
 
 import numpy as np
 import torch
@@ -255,7 +255,7 @@ def _line(node: dict[str, Any]) -> bytes:
 
 @final
 class Journal:
-    """A file open for appending, closed by `close()` or a `with` block. Not thread-safe."""
+    """A file open for appending, closed by `close()`. Not thread-safe."""
 
     def __init__(self, path: Path, head: dict[str, Any]) -> None:
         """Create the file, or replace it, with the line `head`."""
@@ -300,14 +300,6 @@ class Journal:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-
-    def __enter__(self) -> Self:
-        """Return the journal; the end of the `with` block closes it."""
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Close the file."""
-        self.close()
 
 
 # -- Python values as JSON ---------------------------------------------------------------------------------------------
@@ -368,7 +360,8 @@ class _Encoder:
         while waiting:
             value, self._path, parent, place = waiting.popleft()
             kind = type(value)
-            if not (kind is list or (kind is dict and _has_text_keys(value))):
+            text = kind is dict and {str}.issuperset(map(type, value)) and (keys := "".join(value)).isascii()
+            if not (kind is list or (text and "$" not in keys) or (kind is dict and _has_text_keys(value))):
                 parent[place] = self._encode_other(value)
                 continue
             if len(self._path) > _MAX_DEPTH:
@@ -430,10 +423,7 @@ class _Encoder:
 
 def _has_text_keys(value: dict[Any, object]) -> bool:
     """Whether all keys are text that JSON can hold and that does not look like a tag."""
-    if not {str}.issuperset(map(type, value)):
-        return False
-    joined = "".join(value)
-    return (joined.isascii() and "$" not in joined) or all(key[:1] != "$" and _is_text(key) for key in value)
+    return {str}.issuperset(map(type, value)) and all(key[:1] != "$" and _is_text(key) for key in value)
 
 
 def _is_text(value: str) -> bool:

@@ -153,7 +153,7 @@ class Placed(NamedTuple):
             DamagedFileError: naming the tensor.
         """
         if not 0 <= self.offset <= self.end() <= file_bytes or any(s < 0 for s in self.strides or ()):
-            damaged(where, f"{'.'.join(self.path)[:80]} ends at byte {self.end()} of {file_bytes}")
+            damaged(where, f"{show(self.path)[:80]} ends at byte {self.end()} of {file_bytes}")
 
     def read(self, fd: int, path: Path) -> Tensor:
         """Read all bytes from the first to the last element into new memory; strides are those of the file.
@@ -398,7 +398,7 @@ def _write_safetensors(sink: _Sink, values: dict[TreePath, Any]) -> None:
         start, end = end, end + tensor.nbytes
         wide = start if wide < 0 and _row_bytes(tensor) >= _PAGE else wide
         tag = _TAGS[dtype_name(tensor.dtype)]
-        node[".".join(path)] = {"dtype": tag, "shape": list(tensor.shape), "data_offsets": [start, end]}
+        node[show(path)] = {"dtype": tag, "shape": list(tensor.shape), "data_offsets": [start, end]}
     text = json.dumps(node, separators=(",", ":")).encode()
     step = 8 if wide < 0 else _PAGE
     text += b" " * (-(8 + len(text) + max(wide, 0)) % step)
@@ -413,7 +413,7 @@ def _check_safetensors(tensors: dict[TreePath, Tensor]) -> None:
     Raises:
         CheckpointError: The format has no such dtype, or two paths have the same name.
     """
-    names = [".".join(path) for path in tensors]
+    names = [show(path) for path in tensors]
     if len(set(names)) < len(names) or _META in names:
         msg = f"keys must differ when they are joined by dots, and none may be {_META}, got {sorted(names)[:20]}"
         raise CheckpointError(msg)
@@ -450,13 +450,13 @@ def _read_safetensors(fd: int, path: Path) -> Header:
     if end != size:
         _invalid(path, f"{size} bytes, {end} according to its header")
     paths = own_paths or [(name,) for name in found]
-    if sorted(map(".".join, paths)) != sorted(found):
+    if sorted(map(show, paths)) != sorted(found):
         _invalid(path, "its metadata names other tensors than it contains")
     keys = sorted([*paths, *plain])
     for short, long in pairwise(keys):  # in sorted order, a path is followed by the paths that begin with it
         if long[: len(short)] == short:
-            _invalid(path, f"{'.'.join(short)[:80]!r} is both a value and a dict, or occurs twice")
-    return Header(size, tuple(found[".".join(keys)]._replace(path=keys) for keys in paths), plain)
+            _invalid(path, f"{show(short)[:80]!r} is both a value and a dict, or occurs twice")
+    return Header(size, tuple(found[show(keys)]._replace(path=keys) for keys in paths), plain)
 
 
 def _placed(name: str, entry: Any, start: int, path: Path) -> Placed:
@@ -530,7 +530,7 @@ def _read_archive(fd: int, path: Path) -> Header:
     tensors = _tensors(values)
     for key, tensor in tensors.items():
         if tensor.layout != torch.strided or tensor.is_conj() or tensor.is_neg():
-            damaged(path, f"{'.'.join(key)[:80]} is not a dense plain tensor")
+            damaged(path, f"{show(key)[:80]} is not a dense plain tensor")
     base = _base(tensors.values(), records, path)
     placed = tuple(_place(key, tensor, base, path) for key, tensor in tensors.items())
     for piece in placed:
@@ -596,7 +596,7 @@ def _place(key: TreePath, tensor: Tensor, base: int, path: Path) -> Placed:
     try:
         dtype = dtype_name(tensor.dtype)
     except CheckpointError as error:
-        msg = f"{path}: {'.'.join(key)[:80]}: {error}"
+        msg = f"{path}: {show(key)[:80]}: {error}"
         raise DamagedFileError(msg) from error
     strides = None if tensor.is_contiguous() else tuple(step * tensor.element_size() for step in tensor.stride())
     offset = tensor.data_ptr() - base if tensor.numel() else 0

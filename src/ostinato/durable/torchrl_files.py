@@ -13,8 +13,8 @@ from torch import Tensor
 
 from ostinato.core import kinds
 from ostinato.core.kinds import Node
-from ostinato.durable.arrays import DTYPES, check_shape, map_file
-from ostinato.durable.files import join_parts, read_small
+from ostinato.durable.arrays import DTYPES, check_shape, shape_nbytes
+from ostinato.durable.files import file_size, join_parts, read_small
 from ostinato.durable.manifest import parse_json
 from ostinato.errors import CheckpointError, DamagedFileError, OstinatoError
 
@@ -84,7 +84,7 @@ class Folder:
         shape = check_shape(entry.get("shape")) if dtype is not None else None
         if dtype is None or shape is None or entry.get("is_nested", False) is not False:
             damaged(path, f"its metadata must have a dtype and a shape and not be nested, got {str(entry)[:200]}")
-        return map_file(path, dtype, shape)
+        return _map_file(path, dtype, shape)
 
     def tensordict(self, *names: str) -> Any:
         """Read a memory-mapped TensorDict; its arrays are mapped, not read.
@@ -167,6 +167,21 @@ class Folder:
             if looked < 10_000 and not path.is_dir() and relative not in self.read:
                 found.append(relative)
         return found
+
+
+def _map_file(path: Path, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    """Map a file that holds exactly the elements of an array, copy-on-write.
+
+    Raises:
+        DamagedFileError: The file is missing or has another size.
+    """
+    nbytes, size = shape_nbytes(shape, dtype), file_size(path)
+    if size != nbytes:
+        damaged(path, f"it has {size} bytes, {nbytes} expected: {dtype}{list(shape)}")
+    with torch.inference_mode(mode=False):
+        if nbytes == 0:
+            return torch.empty(shape, dtype=dtype, device="cpu")
+        return torch.from_file(str(path), shared=False, size=nbytes, dtype=torch.uint8).view(dtype).view(shape)
 
 
 def damaged(path: Path, problem: str) -> NoReturn:

@@ -353,10 +353,17 @@ class Storage(ABC):
         return []
 
     def check_state(self, state: dict[str, Any]) -> None:  # noqa: B027
-        """Check that `load_state_dict` accepts a state. Buffers check all storages before they load any.
+        """Check that `load_state_dict` accepts a state. Buffers call it before a save replaces an older one.
 
         Raises:
             CheckpointError: naming what does not fit.
+        """
+
+    def check_schema(self, schema: Schema, num_envs: int) -> None:  # noqa: B027
+        """Check that saved rows with this schema may replace the rows present, before `blank` is filled with them.
+
+        Raises:
+            CheckpointError: naming what differs.
         """
 
     def seam(self, state: dict[str, Any]) -> int:

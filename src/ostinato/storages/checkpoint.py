@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -33,7 +33,8 @@ _FORMAT = "ostinato-storage"
 _ENSEMBLE_FORMAT = "ostinato-storages"
 _MAX_DEPTH = 100
 _NODES = frozenset({"dict", "list", "tuple", "tensordict"})
-_FOREIGN = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RuntimeError, OstinatoError)
+UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RuntimeError, OstinatoError)
+"""What unexpected values in a state raise in a part."""
 
 
 def save_storage(path: str | Path, storage: Storage, checkpointer: Any = None) -> None:
@@ -271,14 +272,23 @@ def readable(what: str) -> Iterator[None]:
     """Raise a `CheckpointError` for what unexpected values in a state raise in a part."""
     try:
         yield
-    except (CheckpointError, MissingExtraError, StorageMemoryError):
-        raise
-    except OptionError as error:  # an option of this part, which the rows do not suit
+    except UNREADABLE as error:
+        raise_unreadable(what, error)
+
+
+def raise_unreadable(what: str, error: Exception) -> NoReturn:
+    """Raise what unexpected values in the state of a part have raised, which is one of `UNREADABLE`.
+
+    Raises:
+        CheckpointError: naming the part; errors that say themselves what is wrong stay as they are.
+    """
+    if isinstance(error, (CheckpointError, MissingExtraError, StorageMemoryError)):
+        raise error
+    if isinstance(error, OptionError):  # an option of this part, which the rows do not suit
         msg = f"the checkpoint does not fit {what}: {error}"
-        raise CheckpointError(msg) from error
-    except _FOREIGN as error:
+    else:
         msg = f"this is not the state of {what} ({error!r:.300}): it is damaged, or of something else"
-        raise CheckpointError(msg) from error
+    raise CheckpointError(msg) from error
 
 
 def hooks_of(storage: Storage, name: str, checkpointer: Any = None) -> tuple[Callable[..., Any], ...]:

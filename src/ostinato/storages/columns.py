@@ -566,7 +566,8 @@ class Fields:
         finish, rows = [part.load(state, sources, seam) for part in self._parts], int(state["rows"])
         if not state.get("mapped"):
             self.dense.fill({self.schema.column_names[i]: sources[i] for i in self.kept}, rows)
-            self.dense.turn(rows, seam)
+            if seam:
+                self.dense.turn(rows, seam)
         for end in finish:
             end()
 

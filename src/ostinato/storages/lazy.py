@@ -13,7 +13,7 @@ from ostinato._backend import backend
 from ostinato.core.counts import StoredRows, make_counts
 from ostinato.core.kinds import require_tensordict, show_path
 from ostinato.core.rows import Schema
-from ostinato.durable.arrays import ArrayRecord, read_array, write_array
+from ostinato.durable import ArrayRecord, read_array, write_array
 from ostinato.durable.manifest import read_manifest, write_manifest
 from ostinato.durable.progress import BYTES, Progress, begin, finish
 from ostinato.errors import CheckpointError, DirectoryInUseError, KindError, OptionError, SchemaError, UsageError

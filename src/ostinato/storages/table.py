@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
@@ -44,16 +44,17 @@ def plan_layout(leaves: Sequence[Leaf], *, packed: bool, align: int = 8) -> list
     With `packed`, all small fields share one block if there are at least two; every other field has its own. The
     stride of packed rows is a multiple of `align` bytes and of the size of the widest dtype.
     """
-    small = [i for i, leaf in enumerate(leaves) if 0 < leaf.nbytes <= _SMALL_BYTES] if packed else []
+    sizes, items = [leaf.nbytes for leaf in leaves], [leaf.dtype.itemsize for leaf in leaves]
+    small = [i for i, size in enumerate(sizes) if 0 < size <= _SMALL_BYTES] if packed else []
     if len(small) < 2:
         small = []
-    blocks = [Block(leaf.nbytes, ((i, 0),)) for i, leaf in enumerate(leaves) if i not in small]
+    blocks = [Block(size, ((i, 0),)) for i, size in enumerate(sizes) if i not in small]
     if small:
         members, offset = [], 0
-        for i in sorted(small, key=lambda i: -leaves[i].dtype.itemsize):  # widest first, so that each is aligned
+        for i in sorted(small, key=items.__getitem__, reverse=True):  # widest first, so that each is aligned
             members.append((i, offset))
-            offset += leaves[i].nbytes
-            align = max(align, leaves[i].dtype.itemsize)
+            offset += sizes[i]
+            align = max(align, items[i])
         blocks.append(Block(-(-offset // align) * align, tuple(members)))
     return blocks
 
@@ -163,6 +164,8 @@ class Table:
         """
         memory.check(sum(block.stride for block in layout) * capacity)
         blocks = [memory.block(f"block{i}.bin", block.stride * capacity) for i, block in enumerate(layout)]
+        if list(kept) == list(range(len(schema.leaves))):
+            return cls(schema, capacity, layout, blocks)
         names = [schema.column_names[i] for i in kept]
         return cls(Schema(None, [schema.leaves[i] for i in kept]), capacity, layout, blocks, names)
 
@@ -196,7 +199,7 @@ class Table:
         self.batches = _batches(self._fields, columns)
         """Gathers that make their tensors natively; None without the extension, or before torch 2.10."""
         self._forms: dict[tuple[int, ...], tuple[Any, Room, Any]] = {}
-        self._ranges = [_address_range(column) for column in columns]
+        self._ranges = [_address_range(part) for part in (self.blocks or columns)]
         self._arrays: list[RowArray] | None = None
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
@@ -350,7 +353,8 @@ class Table:
             self._arrays = []
             for number, (block, raw) in enumerate(shared):
                 members = [Member(names[i], offset, leaves[i].dtype, leaves[i].shape) for i, offset in block.members]
-                used = max([offset + leaves[i].nbytes for i, offset in block.members])
+                last, end = max(block.members, key=itemgetter(1))
+                used = end + leaves[last].nbytes
                 rows = raw.view(self.capacity, block.stride)
                 self._arrays.append(RowArray(f"rows.{number}", rows, tuple(members), used))
             inside = {position for block, _ in shared for position, _ in block.members}
@@ -363,7 +367,7 @@ class Table:
         waiting = dict(zip(self._names, self.columns, strict=True))
         for array in self.row_arrays():
             sources = [columns[member.name] for member in array.members]
-            if sources and all(map(partial(_lies_at, array, sources[0]), sources, array.members)):
+            if sources and _lie_in(array, sources):
                 sources[0].read_rows_into(array.data[:rows])
                 for member in array.members:
                     del waiting[member.name]
@@ -391,11 +395,13 @@ def copy_column(source: Any, dest: Tensor) -> None:
         dest.copy_(source)
 
 
-def _lies_at(array: RowArray, first: Any, source: Any, member: Member) -> bool:
-    """Whether a saved column lies in packed rows as `first` does, where `member` lies in those of an array."""
-    if not getattr(source, "packed", False) or not getattr(first, "packed", False) or source.rows != first.rows:
+def _lie_in(array: RowArray, sources: Sequence[Any]) -> bool:
+    """Whether saved columns lie in packed rows as the members of an array do."""
+    places = [(x.rows, x.row_bytes, x.offset) if getattr(x, "packed", False) else None for x in sources]
+    if places[0] is None:
         return False
-    return bool(source.row_bytes == array.row_bytes and source.offset == member.offset)
+    rows, width = places[0][0], array.row_bytes
+    return places == [(rows, width, member.offset) for member in array.members]
 
 
 def _register(columns: Sequence[Tensor]) -> Any:
@@ -410,7 +416,7 @@ def _register(columns: Sequence[Tensor]) -> Any:
     for column in columns:
         if not column[:1].is_contiguous():
             return None  # rows of a borrowed tensor may be strided; torch copies those
-        fields.add([(column.data_ptr(), column.shape[0])], row_bytes(column), row_stride(column))
+        fields.add([(column.data_ptr(), column.shape[0])], *row_steps(column))
     return fields
 
 
@@ -424,14 +430,15 @@ def _batches(fields: Any, columns: Sequence[Tensor]) -> Batches | None:
         return None
 
 
-def row_bytes(column: Tensor) -> int:
-    """Return the bytes of a row of a column."""
-    return math.prod(column.shape[1:]) * column.itemsize
+def row_steps(column: Tensor) -> tuple[int, int]:
+    """Return the bytes of a row of a column, and the bytes from one row to the next."""
+    nbytes = math.prod(column.shape[1:]) * column.itemsize
+    return nbytes, column.stride(0) * column.itemsize if column.shape[0] > 1 else max(nbytes, 1)
 
 
 def row_stride(column: Tensor) -> int:
     """Return the bytes from one row of a column to the next."""
-    return column.stride(0) * column.itemsize if column.shape[0] > 1 else max(row_bytes(column), 1)
+    return row_steps(column)[1]
 
 
 def _address_range(column: Tensor) -> tuple[int, int]:
@@ -442,7 +449,7 @@ def _address_range(column: Tensor) -> tuple[int, int]:
 
 def _column(raw: Tensor, leaf: Leaf, capacity: int, stride: int, offset: int) -> Tensor:
     """Return a field in a block of memory as a view."""
-    if leaf.nbytes == 0:
+    if 0 in leaf.shape:
         return torch.empty((capacity, *leaf.shape), dtype=leaf.dtype, device=raw.device)
     item = leaf.dtype.itemsize
     inner: list[int] = []
@@ -608,7 +615,7 @@ def _register_windows(table: Table, fields: tuple[_Field, ...]) -> Registration 
             return None
         number = column.itemsize if field.summed else 0
         bases = column.data_ptr(), 0 if other is None else other.data_ptr()
-        reader.add(*bases, row_bytes(column), row_stride(column), field.source, number)
+        reader.add(*bases, *row_steps(column), field.source, number)
         shape = tuple(column.shape[1:])
         whole = shape if field.summed else (*field.tail, *shape)
         forms.append(((whole[0] * whole[1], *whole[2:]) if field.merge else whole, column.dtype))
@@ -619,8 +626,7 @@ def _register_windows(table: Table, fields: tuple[_Field, ...]) -> Registration 
 
 
 def _alike(one: Tensor, other: Tensor) -> bool:
-    same = one.dtype is other.dtype and one.shape == other.shape
-    return same and row_stride(one) == row_stride(other)
+    return one.dtype is other.dtype and one.shape == other.shape and row_steps(one) == row_steps(other)
 
 
 def _is_flat(tensor: Tensor, dtype: torch.dtype, count: int) -> bool:

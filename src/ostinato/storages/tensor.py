@@ -667,6 +667,16 @@ class TensorStorage(Storage):
         if state["schema"] is not None:
             self.open_state(state)
 
+    def check_schema(self, schema: Schema, num_envs: int) -> None:
+        """Check that saved rows have the schema of the rows present; see `Storage.check_schema`."""
+        mine = self.schema
+        if mine is not None and (mine != schema or self.num_envs != num_envs):
+            msg = (
+                f"the checkpoint holds {schema} in {num_envs} environment(s), the storage {mine} in {self.num_envs}: "
+                "load into a buffer with the same schema"
+            )
+            raise CheckpointError(msg)
+
     def open_state(self, state: dict[str, Any]) -> tuple[Schema, dict[str, Any], dict[int, Any]]:
         """Check a state.
 
@@ -676,15 +686,10 @@ class TensorStorage(Storage):
         Raises:
             CheckpointError: naming what differs.
         """
-        num_envs, mine = max(1, int(state["lanes"])), self.schema
-        schema = Schema.from_json(state["schema"], known=mine)
+        num_envs = max(1, int(state["lanes"]))
+        schema = Schema.from_json(state["schema"], known=self.schema)
         _check_counts(state, self.ndim, self.capacity_for(num_envs))
-        if mine is not None and (mine != schema or self.num_envs != num_envs):
-            msg = (
-                f"the checkpoint holds {schema} in {num_envs} environment(s), the storage {mine} in {self.num_envs}: "
-                "load into a buffer with the same schema"
-            )
-            raise CheckpointError(msg)
+        self.check_schema(schema, num_envs)
         state = {**state, "columns": dict(state["columns"]), "objects": check_objects(schema, state)}
         found, rows = self._find_sources(state, schema), int(state["rows"])
         for name, leaf in zip(schema.column_names, schema.leaves, strict=True):

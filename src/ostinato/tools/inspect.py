@@ -15,8 +15,7 @@ from ostinato.datasets.checkpoints import read_checkpoint
 from ostinato.datasets.minari import recognizes_minari
 from ostinato.datasets.rlinf import read_rlinf
 from ostinato.durable import ArrayRecord, CheckpointReader, verify_array
-from ostinato.durable.arrays import read_runs
-from ostinato.durable.blocks import read_blocks
+from ostinato.durable.arrays import read_blocks, read_runs
 from ostinato.durable.manifest import holds_checkpoint
 from ostinato.durable.progress import BYTES, TRAJECTORIES, Progress
 from ostinato.durable.tensorfile import show
@@ -384,8 +383,8 @@ def _present(has: Tensor, width: int, start: int, end: int) -> Tensor:
     return rows.repeat_interleave(width)[start - first * width : end - first * width]
 
 
-_PIECE = 2**20
-"""Number of elements processed at a time: 8 MiB as float64."""
+_PIECE = 2**18
+"""Number of elements processed at a time: 2 MiB as float64."""
 
 
 @final
@@ -438,8 +437,8 @@ class RunningStatistics:
         return None if math.isnan(mean) else mean
 
 
-def elements(blocks: Iterable[bytes], dtype: torch.dtype) -> Iterator[Tensor]:
-    """Convert a stream of bytes to tensors of whole elements, `[n]` each.
+def elements(blocks: Iterable[bytearray], dtype: torch.dtype) -> Iterator[Tensor]:
+    """Convert a stream of bytes to tensors of whole elements, `[n]` each. No copy of a block of whole elements.
 
     Args:
         blocks: Bytes of any lengths; an element can span two blocks.
@@ -447,7 +446,7 @@ def elements(blocks: Iterable[bytes], dtype: torch.dtype) -> Iterator[Tensor]:
     """
     rest = b""
     for block in blocks:
-        raw = bytearray(rest + block)
+        raw = bytearray(rest) + block if rest else block
         whole = len(raw) // dtype.itemsize * dtype.itemsize
         if whole:
             yield torch.frombuffer(raw, dtype=dtype, count=whole // dtype.itemsize)

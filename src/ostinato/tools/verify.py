@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ostinato.durable import CheckpointReader, read_manifest
-from ostinato.durable.arrays import read_runs
-from ostinato.durable.blocks import verify_file
+from ostinato.durable.arrays import read_runs, verify_file
 from ostinato.durable.files import open_file
 from ostinato.durable.manifest import MANIFEST_NAME, data_files, parse_json
 from ostinato.durable.progress import BYTES, TRAJECTORIES, Progress

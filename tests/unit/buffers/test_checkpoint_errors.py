@@ -20,7 +20,7 @@ from ostinato import (
     SliceSampler,
     TensorDictMaxValueWriter,
 )
-from ostinato.buffers.checkpoint import load as checkpoint
+from ostinato.buffers.checkpoint import state as checkpoint
 from ostinato.buffers.reader import Reader
 from ostinato.core.records import Run
 from ostinato.errors import CheckpointError, StorageMemoryError

@@ -12,7 +12,7 @@ from ostinato import (
     PrioritizedReplayBuffer,
 )
 from ostinato.durable import CheckpointReader
-from ostinato.durable.arrays import MOST_PATCHES
+from ostinato.durable.checkpoint import MOST_PATCHES
 
 from ...tags import buffer, fill, rows, same_state, snapshot
 

@@ -11,7 +11,7 @@ import torch
 
 from ostinato import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer
 from ostinato.buffers.checkpoint import save
-from ostinato.durable import CheckpointReader, arrays
+from ostinato.durable import CheckpointReader, checkpoint
 
 from ...tags import buffer, fill, read_ids, rows, same_state, snapshot
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ostinato import Storage
-    from ostinato.durable.arrays import Piece
+    from ostinato.durable.checkpoint import Piece
 
 CAPACITY = 1000
 MAKERS: dict[str, Callable[[], Storage]] = {
@@ -33,7 +33,7 @@ MAKERS: dict[str, Callable[[], Storage]] = {
 @pytest.fixture(autouse=True)
 def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut rows into many pieces, so that writers come in between."""
-    monkeypatch.setattr(arrays, "PIECE_BYTES", 4096)
+    monkeypatch.setattr(checkpoint, "PIECE_BYTES", 4096)
     monkeypatch.setattr(save, "PIECE_BYTES", 4096)
 
 

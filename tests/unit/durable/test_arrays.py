@@ -19,14 +19,15 @@ from torch import Tensor
 from ostinato.durable import (
     ArrayRecord,
     arrays,
-    blocks,
+    checkpoint,
     open_mapped,
     read_array,
     read_arrays,
     verify_array,
     write_array,
 )
-from ostinato.durable.arrays import DTYPES, changed_rows, check_runs, place, print_of
+from ostinato.durable.arrays import DTYPES, check_runs, place
+from ostinato.durable.checkpoint import changed_rows, print_of
 from ostinato.errors import CheckpointError, DamagedFileError
 
 SMALL_BLOCK = 4096
@@ -68,8 +69,8 @@ def test_round_trip(name: str, shape: tuple[int, ...], layout: str, staging: int
     dest = layouts(shape, DTYPES[name], "contiguous" if layout == "expanded" else layout, seed + 1)
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(arrays, "_STAGING_BYTES", staging)
-        patch.setattr(arrays, "PIECE_BYTES", staging)
-        patch.setattr(arrays, "sync_file", lambda _: None)  # the disk is not what is tested here
+        patch.setattr(checkpoint, "PIECE_BYTES", staging)
+        patch.setattr(checkpoint, "sync_file", lambda _: None)  # the disk is not what is tested here
         record = write_array(Path(folder), "a.bin", source)
         assert ArrayRecord.from_json(record.to_json()) == record
         assert (Path(folder) / "a.bin").read_bytes() == raw(source)
@@ -104,7 +105,7 @@ def test_what_cannot_be_saved_or_read_raises_and_leaves_files_alone(tmp_path: Pa
 
 
 def test_damage_is_named_by_file_and_offset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "BLOCK_BYTES", SMALL_BLOCK)
+    monkeypatch.setattr(arrays, "BLOCK_BYTES", SMALL_BLOCK)
     record = write_array(tmp_path, "a.bin", torch.zeros(3 * SMALL_BLOCK, dtype=torch.uint8))
     strided = torch.zeros(2, 3 * SMALL_BLOCK, dtype=torch.uint8).t()[:, 0]
     for position in (0, 4095, 4096, 12287):

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ostinato.buffers.checkpoint.load import open_state
-from ostinato.buffers.checkpoint.state import FORMAT, checker, each_storage, tensor_bytes
+from ostinato.buffers.checkpoint.state import FORMAT, check_state, each_storage, open_state, read_queue, view_states
 from ostinato.buffers.observer import Observer
 from ostinato.durable import CheckpointWriter, progress
-from ostinato.durable.arrays import PIECE_BYTES, as_runs, can_write_ahead, dtype_name, join_runs, one_run, raw_view
+from ostinato.durable.arrays import as_runs, dtype_name, join_runs, one_run, raw_view
+from ostinato.durable.checkpoint import PIECE_BYTES, can_write_ahead
 from ostinato.errors import CheckpointError, OstinatoError
 from ostinato.storages.checkpoint import convert_rows, put_rows, readable, save_rows
 
@@ -27,11 +27,13 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
+    from ostinato.buffers.mixing import EnsembleEngine
     from ostinato.buffers.reader import Reader
     from ostinato.buffers.store import Store
     from ostinato.core.records import Placement
     from ostinato.core.ring import Ring
-    from ostinato.durable.arrays import Piece, Print, RowFile, Runs
+    from ostinato.durable.arrays import Runs
+    from ostinato.durable.checkpoint import Piece, Print, RowFile
     from ostinato.storages import Storage
     from ostinato.storages.table import RowArray
 
@@ -112,6 +114,41 @@ def _verify(
         raise CheckpointError(msg) from error
 
 
+def checker(engine: Reader) -> Callable[[dict[str, Any]], None]:
+    """Return what checks a saved state against the parts as they are now; the caller holds the lock.
+
+    It raises `CheckpointError`, naming what a load into these parts would not take.
+    """
+    engines, store = [], object.__new__(type(engine.store))
+    vars(store).update(vars(engine.store))
+    for each in engine.store.readers:
+        now: Reader = object.__new__(type(each))
+        vars(now).update(vars(each), store=store)
+        engines.append(now)
+
+    def check(state: dict[str, Any]) -> None:
+        for mine, saved in zip(engines, [state, *view_states(state, len(engines) - 1)], strict=True):
+            check_state(mine, saved, saved["batch_size"])
+        rows = state["storage"]["state"]
+        if "hooked" not in rows:  # what hooks made of the rows is theirs to read
+            engines[0].storage.check_state(rows)
+
+    return check
+
+
+def ensemble_checker(engine: EnsembleEngine) -> Callable[[dict[str, Any]], None]:
+    """Return what checks a saved state against the members as they are now; the caller holds the locks."""
+    checks, sampler, engines = [checker(member) for member in engine.engines], engine.sampler, engine.engines
+
+    def check(state: dict[str, Any]) -> None:
+        sampler.check_state(state["mixing"])
+        for check_member, saved in zip(checks, state["members"], strict=True):
+            check_member(saved)
+        read_queue(state, engines)
+
+    return check
+
+
 def _row_bytes(engine: Reader) -> int:
     rows = len(engine.storage)
     return sum(array.row_bytes * rows for array in engine.storage.row_arrays())
@@ -144,6 +181,22 @@ def _begin(
     for engine, snapshot in zip(engines, snapshots, strict=True):
         engine.saves.snapshot = snapshot
         engine.parts_changed()  # writes are told to the snapshot
+
+
+def tensor_bytes(state: Any) -> int:
+    """Return the bytes of the tensors of a state, without Python objects."""
+    nbytes, waiting = 0, [state]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, Tensor):
+            nbytes += value.nbytes
+        elif isinstance(value, dict):
+            for key, item in value.items():
+                if key not in {"items", "objects"}:
+                    waiting.append(item)
+        elif isinstance(value, (list, tuple)):
+            waiting += value
+    return nbytes
 
 
 def _put_rows(

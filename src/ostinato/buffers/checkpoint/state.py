@@ -1,9 +1,10 @@
-"""The state of a buffer or an ensemble: gathered from the parts, and checked against them before a load."""
+"""The state of a buffer or an ensemble: gathered from the parts, checked against them, and loaded by an exchange."""
 
 from __future__ import annotations
 
+import copy
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, final
 
 import torch
 from torch import Tensor
@@ -12,17 +13,35 @@ from torch.utils._pytree import tree_map_only
 from ostinato.buffers.drawn_ahead import HeldRows
 from ostinato.buffers.records import Mix, Rows, Source, Ticket
 from ostinato.core.records import Draw, Plan
+from ostinato.core.ring import Ring
 from ostinato.core.rows import Schema
-from ostinato.errors import CheckpointError
-from ostinato.storages.checkpoint import readable, require_form
+from ostinato.durable import CheckpointReader, progress
+from ostinato.errors import CheckpointError, OptionError, SavedOverError
+from ostinato.samplers.base import moved
+from ostinato.storages.checkpoint import (
+    UNREADABLE,
+    clear_filled,
+    get_rows,
+    hooks_of,
+    raise_unreadable,
+    readable,
+    require_form,
+    restore_rows,
+)
+from ostinato.storages.tensor import raise_mapped_ring
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from ostinato.buffers.mixing import EnsembleEngine
     from ostinato.buffers.reader import Reader
+    from ostinato.buffers.store import Store
+    from ostinato.samplers import Sampler
     from ostinato.storages import Storage
     from ostinato.transforms import Compose
+
+PartT = TypeVar("PartT")
 
 
 def each_storage(
@@ -49,8 +68,8 @@ def each_storage(
     return {**state, "members": [of_one(mine, storage, f"{i}:") for i, (mine, storage) in pairs]}
 
 
-_COUNTS = ("rows_written", "rows_since_empty", "rows_drawn")
 _MOST = 2**62
+_ATTEMPTS = 3
 
 
 def check_counts(state: dict[str, Any], rows: int) -> None:
@@ -60,14 +79,28 @@ def check_counts(state: dict[str, Any], rows: int) -> None:
         CheckpointError: naming the first of them.
     """
     storage, ring_state = state["storage"]["state"], state["stamps"]
-    capacity = _whole("the storage's capacity", storage["capacity"], 1, _MOST * 2)
-    _whole("the number of rows", rows, 0, capacity + 1)
-    for name in _COUNTS:
-        _whole(name, state[name], 0, _MOST)
-    written = _whole("the number of rows written", ring_state["written"], 0, _MOST)
-    base = _whole("the first generation", ring_state["base"], 0, written + 1)
-    _whole("the cursor of the ring", ring_state["cursor"], 0, capacity)
-    array = ring_state["array"]
+    capacity, written, base = storage["capacity"], ring_state["written"], ring_state["base"]
+    array, cursor = ring_state["array"], storage.get("cursor")
+    # where the ring is not full yet, its rows end at the cursor: a gap would hold rows that were never written
+    # (unless ObjectRL's `pointer` has moved it among rows: the ring then keeps generations in an array)
+    ends = (0, capacity) if rows >= capacity or array is not None or cursor is None else (rows, rows + 1)
+    for what, value, low, high in (
+        ("the storage's capacity", capacity, 1, _MOST * 2),
+        ("the number of rows", rows, 0, capacity + 1),
+        ("rows_written", state["rows_written"], 0, _MOST),
+        ("rows_since_empty", state["rows_since_empty"], 0, _MOST),
+        ("rows_drawn", state["rows_drawn"], 0, _MOST),
+        ("the number of rows written", written, 0, _MOST),
+        ("the first generation", base, 0, written + 1),
+        ("the cursor of the ring", ring_state["cursor"], 0, capacity),
+        ("the storage's cursor", 0 if cursor is None else cursor, *ends),
+    ):
+        if type(value) is not int or not low <= value < high:
+            msg = f"{what} must be an integer in [{low}, {high}), the checkpoint has {value!r:.80}: it is damaged"
+            raise CheckpointError(msg)
+    if array is None and rows > written - base:
+        msg = f"the checkpoint holds {rows} rows, of which {written - base} were written: it is damaged"
+        raise CheckpointError(msg)
     if array is not None:
         sound = isinstance(array, Tensor) and array.dtype is torch.int64 and array.ndim == 1
         sound = sound and rows <= array.shape[0] <= capacity
@@ -76,14 +109,6 @@ def check_counts(state: dict[str, Any], rows: int) -> None:
             raise CheckpointError(msg)
         _check_arrivals(ring_state.get("arrivals", array), array, rows)
         _check_deleted(state.get("deleted"), array[:rows])
-    elif rows > written - base:
-        msg = f"the checkpoint holds {rows} rows, of which {written - base} were written: it is damaged"
-        raise CheckpointError(msg)
-    if storage.get("cursor") is not None:
-        # where the ring is not full yet, its rows end at the cursor: a gap would hold rows that were never written
-        # (unless ObjectRL's `pointer` has moved it among rows: the ring then keeps generations in an array)
-        low, high = (rows, rows + 1) if rows < capacity and array is None else (0, capacity)
-        _whole("the storage's cursor", storage["cursor"], low, high)
 
 
 def _check_arrivals(arrivals: Any, generations: Tensor, rows: int) -> None:
@@ -110,33 +135,9 @@ def _check_deleted(deleted: Any, generations: Tensor) -> None:
             raise CheckpointError(msg)
 
 
-def _whole(what: str, value: Any, low: int, high: int) -> int:
-    """Return an integer in `[low, high)`."""
-    if type(value) is not int or not low <= value < high:
-        msg = f"{what} must be an integer in [{low}, {high}), the checkpoint has {value!r:.80}: it is damaged"
-        raise CheckpointError(msg)
-    return value
-
-
 def own_tensors(state: Any) -> Any:
     """Copy all tensors of a state, densely."""
     return tree_map_only(torch.Tensor, partial(torch.clone, memory_format=torch.contiguous_format), state)
-
-
-def tensor_bytes(state: Any) -> int:
-    """Return the bytes of the tensors of a state, without Python objects."""
-    nbytes, waiting = 0, [state]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, Tensor):
-            nbytes += value.nbytes
-        elif isinstance(value, dict):
-            for key, item in value.items():
-                if key not in {"items", "objects"}:
-                    waiting.append(item)
-        elif isinstance(value, (list, tuple)):
-            waiting += value
-    return nbytes
 
 
 FORMAT = "ostinato-buffer"
@@ -184,10 +185,6 @@ def _reader_state(
     }
 
 
-_READER = ("sampler", "rows_drawn", "generator", "transforms", "batch_size", "unit", "pending", "flow", "episodes")
-"""Entries of the state that a view has of its own."""
-
-
 def view_states(state: dict[str, Any], views: int) -> list[dict[str, Any]]:
     """Return the states of the views in the state of a buffer, each as that of a buffer with the view's sampler.
 
@@ -205,30 +202,7 @@ def view_states(state: dict[str, Any], views: int) -> list[dict[str, Any]]:
             "same order before it is loaded (rb.view), and others afterwards"
         )
         raise CheckpointError(msg)
-    rest = {key: value for key, value in state.items() if key not in {*_READER, "views"}}
-    return [{**rest, **mine} for mine in saved]
-
-
-def checker(engine: Reader) -> Callable[[dict[str, Any]], None]:
-    """Return what checks a saved state against the parts as they are now; the caller holds the lock.
-
-    It raises `CheckpointError`, naming what a load into these parts would not take.
-    """
-    engines, store = [], object.__new__(type(engine.store))
-    vars(store).update(vars(engine.store))
-    for each in engine.store.readers:
-        now: Reader = object.__new__(type(each))
-        vars(now).update(vars(each), store=store)
-        engines.append(now)
-
-    def check(state: dict[str, Any]) -> None:
-        for mine, saved in zip(engines, [state, *view_states(state, len(engines) - 1)], strict=True):
-            check_state(mine, saved, saved["batch_size"])
-        rows = state["storage"]["state"]
-        if "hooked" not in rows:  # what hooks made of the rows is theirs to read
-            engines[0].storage.check_state(rows)
-
-    return check
+    return [{**state, "flow": None, "episodes": None, **mine} for mine in saved]
 
 
 def own_copy(state: dict[str, Any]) -> dict[str, Any]:
@@ -248,33 +222,77 @@ def own_copy(state: dict[str, Any]) -> dict[str, Any]:
 
 def check_state(
     engine: Reader, state: dict[str, Any], batch_size: int | None
-) -> tuple[list[Ticket], torch.Generator | None]:
-    """Check what can be checked before anything is loaded; return queued draws, and a generator in the saved state."""
-    require_form(state["storage"]["state"], engine.storage)
-    for name in ("sampler", "writer"):
-        saved, mine = state[name]["class"], type(getattr(engine, name)).__name__
+) -> tuple[dict[str, Any], list[Ticket], torch.Generator | None]:
+    """Check what can be checked before anything is loaded.
+
+    Returns:
+        The state with its schema read, the queued draws, and a generator in the saved state.
+
+    Raises:
+        CheckpointError: naming the part that differs.
+    """
+    part, storage = "a replay buffer", engine.store.source.storage
+    try:
+        state = _with_schema(state, storage)
+        _check_parts(engine, state)
+        if engine.tracker is not None:
+            engine.tracker.check_state(state["storage"]["state"], state.get("episodes"))
+        check_queued(state, engine, batch_size)
+        rows = saved_rows(state)
+        part = "this sampler"
+        engine.sampler.check_state(state["sampler"]["state"], rows)
+        part = "this writer"
+        engine.store.writer.check_state(state["writer"]["state"])
+        part = "a replay buffer"
+        check_counts(state, rows)
+        pending = [read_ticket(ticket, state, engine) for ticket in state["pending"]]
+        return state, pending, read_generator(state["generator"], storage.device)
+    except UNREADABLE as error:
+        raise_unreadable(part, error)
+
+
+def _with_schema(state: dict[str, Any], storage: Storage) -> dict[str, Any]:
+    """Return a state whose schema is read once."""
+    saved = state["storage"]["state"]
+    require_form(saved, storage)
+    if saved.get("schema") is None:
+        return state
+    schema = Schema.from_json(saved["schema"], known=storage.schema)
+    return {**state, "storage": {**state["storage"], "state": {**saved, "schema": schema}}}
+
+
+def _check_parts(engine: Reader, state: dict[str, Any]) -> None:
+    """Check that a state is of a buffer with parts of these classes."""
+    store = engine.store
+    for name, part in (("sampler", engine.sampler), ("writer", store.writer)):
+        saved, mine = state[name]["class"], type(part).__name__
         if not isinstance(saved, str) or saved != mine:
             shown = saved if isinstance(saved, str) else type(saved).__name__
             msg = f"the checkpoint's {name} is a {shown}, this buffer's a {mine}: make the buffer with matching parts"
             raise CheckpointError(msg)
     observers = [part["class"] for part in state.get("observers", [])]
-    if observers != [type(observer).__name__ for observer in engine.store.added]:
+    if observers != [type(observer).__name__ for observer in store.added]:
         msg = f"the checkpoint is of a buffer with the observers {observers}: add the same ones (rb.observe) first"
         raise CheckpointError(msg)
-    if engine.tracker is not None:
-        if "deleted" in state and len(state["deleted"]):
-            msg = "the checkpoint's rows were deleted one by one, this buffer, or a view of it, has windows or episodes"
-            raise CheckpointError(msg)
-        engine.tracker.check_state(state["storage"]["state"], state.get("episodes"))
-    check_queued(state, engine, batch_size)
-    rows = saved_rows(state)
-    with readable("this sampler"):
-        engine.sampler.check_state(state["sampler"]["state"], rows)
-    with readable("this writer"):
-        engine.writer.check_state(state["writer"]["state"])
-    check_counts(state, rows)
-    pending = [read_ticket(ticket, state, engine) for ticket in state["pending"]]
-    return pending, read_generator(state["generator"], engine.storage.device)
+    if engine.tracker is not None and "deleted" in state and len(state["deleted"]):
+        msg = "the checkpoint's rows were deleted one by one, this buffer, or a view of it, has windows or episodes"
+        raise CheckpointError(msg)
+
+
+def copy_part(part: PartT) -> PartT:
+    """Return a deep copy of a part of a buffer.
+
+    Raises:
+        OptionError: if it cannot be copied.
+    """
+    try:
+        return copy.deepcopy(part)
+    except Exception as error:
+        msg = (
+            f"a load is made into a copy of the {type(part).__name__}, which cannot be copied ({error!r:.200}): give "
+            "it __deepcopy__, or __getstate__ without what cannot be copied"
+        )
+        raise OptionError(msg) from error
 
 
 def _unit_name(engine: Reader) -> str | None:
@@ -417,6 +435,345 @@ def _with_rows(ticket: Ticket, saved: dict[str, Any], storage: Storage, schema: 
     return ticket._replace(held=HeldRows(ticket, rows))
 
 
+# -- loading: read or mapped columns, checked, in copies of the parts, whose contents are exchanged -------------------
+
+
+def load_buffer(
+    path: str | Path,
+    restore: Callable[[dict[str, Any]], None],
+    storages: Sequence[Storage],
+    *,
+    format_name: str = FORMAT,
+    verify: bool = True,
+    mmap: bool = False,
+) -> str | None:
+    """Read a directory and hand its state to `restore`, with columns that are read when they are copied.
+
+    If another process saves to the directory meanwhile, the load begins again with the newer checkpoint.
+
+    Args:
+        path: the directory.
+        restore: loads a state, or changes nothing.
+        storages: which the rows are loaded into.
+        format_name: kind of checkpoint.
+        verify: compare the checksums of columns.
+        mmap: map the files of the rows.
+
+    Returns:
+        The name of the save that was loaded, from which an incremental save can go on.
+
+    Raises:
+        CheckpointNotFoundError: if there is no checkpoint.
+        CheckpointError: if it does not fit.
+        DamagedFileError: naming the damaged file.
+        OptionError: if rows of a storage cannot be mapped.
+    """
+    for storage in storages if mmap else ():
+        hooks = hooks_of(storage, "load_hooks")
+        if not storage.mappable or hooks:
+            msg = (
+                "mmap=True needs a LazyTensorStorage on the CPU without single_copy and loading hooks, got "
+                f"{storage!r} with {len(hooks)} hooks: load without it"
+            )
+            raise OptionError(msg)
+    for left in reversed(range(_ATTEMPTS)):
+        reader = CheckpointReader(path, format_name=format_name)
+        progress.begin(reader.nbytes)
+        try:
+            with readable(f"a replay buffer in {path}"):
+                state = open_state(reader, storages, verify=verify, objects=True)
+            if mmap:
+                state = each_storage(state, storages, _to_map)
+            restore(each_storage(state, storages, lambda saved, storage, _: restore_rows(saved, storage)))
+        except SavedOverError:
+            if not left:
+                raise
+        else:
+            return reader.save
+    return None
+
+
+def _to_map(saved: dict[str, Any], storage: Storage, _: str) -> dict[str, Any]:
+    with readable("this storage"):
+        seam = storage.seam(saved)
+    if seam:
+        raise_mapped_ring(saved, seam, storage.capacity)
+    return {**saved, "mapped": True}
+
+
+def check_loadable(path: str | Path, engine: Reader, batch_size: int | None) -> Schema | None:
+    """Check that a buffer can load a directory, without reading its rows; nothing is changed.
+
+    What load hooks make of the rows, and damage in the files of rows, is only found when the rows are loaded.
+
+    Returns:
+        The schema of the rows; None if they have none.
+
+    Raises:
+        CheckpointNotFoundError: if there is no checkpoint.
+        CheckpointError: if it does not fit.
+    """
+    storage = engine.storage
+    reader = CheckpointReader(path, format_name=FORMAT)
+    with readable(f"a replay buffer in {path}"):
+        state = open_state(reader, [storage])
+        saved = state["storage"]["state"]
+        if not hooks_of(storage, "load_hooks"):
+            check_state(engine, state, batch_size)
+            storage.check_state(saved)
+        return None if saved.get("schema") is None else Schema.from_json(saved["schema"], known=storage.schema)
+
+
+def open_state(
+    reader: CheckpointReader, storages: Sequence[Any], *, verify: bool = False, objects: bool = False
+) -> dict[str, Any]:
+    """Return the state of a buffer, or an ensemble, with its rows where their names stand; see `get_rows`."""
+    change = partial(get_rows, reader, verify=verify, objects=objects)
+    return each_storage(reader.state(), storages, change)
+
+
+_EXCHANGED = ("ring", "ahead", "remover", "versions", "settled", "counts")
+"""Fields of a store that a load exchanges."""
+
+
+def _of(engine: Reader, ticket: Ticket) -> Ticket:
+    """Return a draw of an engine, or of its copy, as one of the other."""
+    drawn, held = ticket._replace(sampler=engine.sampler), ticket.held
+    if held is not None:
+        held.ticket = held.ticket._replace(sampler=engine.sampler)
+        if held.rows is not None:
+            held.rows = held.rows._replace(source=engine.source, ticket=held.ticket)
+    return drawn
+
+
+class Target(NamedTuple):
+    """A buffer that a state is to be loaded into."""
+
+    engine: Reader
+    transform: Compose
+    batch_size: int | None
+
+
+def load_engine_states(
+    targets: Sequence[Target],
+    states: Sequence[dict[str, Any]],
+    queues: Sequence[Sequence[Ticket]] = (),
+    transforms: Sequence[tuple[Compose, dict[str, Any]]] = (),
+) -> list[list[Ticket | None]]:
+    """Restore the states of several buffers, all or none; the caller holds their locks.
+
+    The states are loaded into copies of the engines, whose contents take the place of the present ones at the end.
+
+    Args:
+        targets: the buffers.
+        states: theirs.
+        queues: draws of each buffer that something else has queued.
+        transforms: further transforms, and their states.
+
+    Returns:
+        These draws, expanded; None for one whose windows are not whole.
+
+    Raises:
+        CheckpointError: naming the part that differs.
+        OptionError: if a part cannot be copied.
+        StorageMemoryError: if there is too little memory for the rows beside those that the buffers hold.
+    """
+    loads: list[_Load] = []
+    try:
+        for target, state in zip(targets, states, strict=True):
+            loads.append(whole := _Load(target, state))
+            views = target.engine.store.readers[1:]
+            for view, saved in zip(views, view_states(whole.state, len(views)), strict=True):
+                loads.append(_Load(Target(view, view.transform, view.batch_size), saved, whole.made.store))
+        for load in loads:
+            load.parts()
+            load.draws()
+        made = [load.made for load in loads if load.made.own]
+        found = [[revive(m, _of(m, ticket)) for ticket in queue] for m, queue in zip(made, queues, strict=False)]
+        chains = [*((load.target.transform, load.state["transforms"]) for load in loads), *transforms]
+        _check_transforms(chains)
+        progress.finish()  # after this nothing can fail
+    except BaseException:
+        for load in loads:
+            if load.made.own:
+                clear_filled([load.made.storage], [load.target.engine.storage])
+        raise
+    for transform, state in chains:
+        if state:
+            transform.load_state_dict(state)
+    for load in loads:
+        load.exchange()
+    pairs_of_queues = zip(targets, found, strict=False)
+    return [[None if one is None else _of(target.engine, one) for one in queue] for target, queue in pairs_of_queues]
+
+
+@final
+class _Load:
+    """A state that is loaded into the copy of an engine: of a buffer, or of a view over the copy `store`.
+
+    Raises:
+        CheckpointError: if the state does not fit the engine.
+        OptionError: if a part cannot be copied.
+    """
+
+    def __init__(self, target: Target, state: dict[str, Any], store: Store | None = None) -> None:
+        self.target, engine = target, target.engine
+        self.state, self._pending, self._generator = check_state(engine, state, target.batch_size)
+        self._saved = saved = self.state["storage"]["state"]
+        if store is None and saved.get("schema") is not None:
+            engine.store.source.storage.check_schema(saved["schema"], max(1, int(saved["lanes"])))
+        self.made = engine.without_rows(store)
+        self._storage: Storage = self.made.store.source.storage
+
+    def parts(self) -> None:
+        """Load rows, sampler and writer, and what the buffer knows of its rows.
+
+        Rows that fill a ring of another capacity come in the order of their age, and what refers to them follows: a
+        ring that went on where its newest row lies before the oldest one would make windows of both, and replace
+        other rows than the oldest.
+        """
+        made, state, part = self.made, self.state, "this storage"
+        sampler, order = state["sampler"]["state"], None
+        try:
+            seam = self._storage.seam(self._saved)
+            if seam:
+                self._check_turn()
+                order = torch.arange(saved_rows(state), device="cpu").roll(-seam)
+            if made.own:
+                self._storage.load_state_dict(self._saved)
+            part = "this sampler"
+            made.sampler.load_state_dict(sampler if order is None else _moved_sampler(made.sampler, sampler, order))
+            if not made.own:
+                return
+            part = "this writer"
+            made.store.writer.load_state_dict(state["writer"]["state"])
+            part = "this observer"
+            for observer, own in zip(made.store.added, state.get("observers", []), strict=True):
+                values = own["state"] if order is None else moved(own["state"], order, observer.row_values, ())
+                observer.load_state_dict(values)
+        except UNREADABLE as error:
+            raise_unreadable(part, error)
+        self._ring(order)
+        made.counts.written = int(state["rows_written"])
+        made.counts.since_empty = int(state["rows_since_empty"])
+
+    def _check_turn(self) -> None:
+        tracker = self.made.tracker
+        if tracker is not None and tracker.wanted.fixed:
+            msg = f"{tracker.wanted!r} tells the episodes of rows by their slots: load with the same max_size"
+            raise CheckpointError(msg)
+
+    def _ring(self, order: Tensor | None) -> None:
+        """Restore generations, and the order of deleted rows; those of row `order[i]` are in slot `i` now."""
+        made, ring, deleted = self.made, self.state["stamps"], self.state.get("deleted")
+        store, storage, rows = made.store, self._storage, len(self._storage)
+        store.ring = Ring(storage.capacity, storage.device)
+        store.settled = storage.laid_out
+        if store.versions is not None:
+            store.versions.begin(rows)
+        if order is not None:
+            arrays = {name: ring[name] for name in ("array", "arrivals") if ring.get(name) is not None}
+            ring = {**ring, **{name: array[order.to(array.device)] for name, array in arrays.items()}}
+            if deleted is not None:
+                deleted = {name: (slots - int(order[0])).remainder_(rows) for name, slots in deleted.items()}
+        if storage.capacity != self._saved["capacity"]:
+            # the room that was added is filled before rows are replaced
+            base = max(int(ring["base"]), int(ring["written"]) - rows)
+            ring = {**ring, "base": base, "cursor": rows % storage.capacity}
+        store.ring.load_state_dict(ring, rows)
+        store.begin_removal(deleted)
+
+    def draws(self) -> None:
+        """Take over episodes, queued draws and counts."""
+        made, state = self.made, self.state
+        if made.tracker is not None:
+            turned = self._storage.seam(self._saved)
+            made.tracker.load_state_dict(self._storage, None if turned else state.get("episodes"))
+        made.begin_sampler()
+        for ticket in made.retake([_of(made, ticket) for ticket in self._pending]):
+            found = revive(made, ticket)
+            if found is not None:
+                made.pending.append(found)
+        if made.gate is not None:
+            made.gate.load_state(state.get("flow"), made.ring, made.pending)
+        made.counts.drawn = int(state["rows_drawn"])
+
+    def exchange(self) -> None:
+        """Give the engine what was loaded into its copy; the parts stay the same objects. Raises nothing."""
+        engine, made = self.target.engine, self.made
+        store = engine.store
+        if engine.own:
+            store.era += store.ring.written > 0  # batches drawn before are of other rows
+            for name in _EXCHANGED:
+                setattr(store, name, getattr(made.store, name))
+            store.source.storage.take(self._storage)
+            vars(store.writer).update(vars(made.writer))
+            store.writer.follow(store.generations_of)
+            store.storage_followed()
+            for observer, loaded in zip(store.added, made.store.added, strict=True):
+                vars(observer).update(vars(loaded))
+        vars(engine.sampler).update(vars(made.sampler))
+        engine.counts, engine.tracker, engine.gate = made.counts, made.tracker, made.gate
+        engine.follow()
+        if engine.queue is not None:
+            engine.queue.clear()
+        engine.pending.clear()
+        engine.pending.extend([_of(engine, ticket) for ticket in made.pending])
+        engine.generator = with_state(engine.generator, self._generator)
+        engine.waiters.wake()
+
+
+def _moved_sampler(sampler: Sampler, state: dict[str, Any], order: Tensor) -> dict[str, Any]:
+    """Return the state of a sampler after row `order[i]` has moved to slot `i`.
+
+    Raises:
+        CheckpointError: if the sampler cannot say how its state follows.
+    """
+    found = sampler.move_state(state, order)
+    if found is None:
+        msg = (
+            f"{type(sampler).__name__} does not say how its state follows rows to other slots (move_state): "
+            "load into a buffer of the same max_size"
+        )
+        raise CheckpointError(msg)
+    return found
+
+
+def _check_transforms(chains: Sequence[tuple[Compose, dict[str, Any]]]) -> None:
+    """Load states into copies of transforms: optimizers may hold the parameters, which are written in the end.
+
+    Raises:
+        CheckpointError: if a state does not fit.
+        OptionError: if a transform with a state cannot be copied.
+    """
+    for chain, state in chains:
+        tried = copy_part(chain) if state else chain  # one without a state changes nothing
+        try:
+            tried.load_state_dict(state)
+        except UNREADABLE as error:
+            raise_unreadable("these transforms", error)
+
+
+def with_state(mine: torch.Generator | None, saved: torch.Generator | None) -> torch.Generator | None:
+    """Bring the buffer's generator to the saved state; a buffer without one gets one: torch's own is never set."""
+    if mine is None or saved is None:
+        return mine or saved
+    mine.set_state(saved.get_state())
+    return mine
+
+
+def revive(engine: Reader, ticket: Ticket) -> Ticket | None:
+    """Return a draw that was read for a buffer just loaded, expanded; None if its windows are not whole."""
+    ring, schema, held = engine.ring, engine.storage.schema, ticket.held
+    plan = ticket.plan if ticket.plan is None or schema is None else ticket.plan._replace(schema=schema)
+    drawn = ticket._replace(serial=ring.written, ring=ring, plan=plan, held=None)
+    if held is not None and held.rows is not None:
+        rows = held.rows._replace(source=engine.source, serial=ring.written, ring=ring, ticket=drawn)
+        return drawn._replace(held=HeldRows(drawn, rows))
+    found = engine.expand_again(drawn) if plan is None else drawn
+    return None if found is None else engine.hold(found)
+
+
 # -- ensembles: the state of each member, and what is the ensemble's own ----------------------------------------------
 
 
@@ -443,19 +800,6 @@ def _show(mix: Mix, engines: Sequence[Reader]) -> dict[str, Any]:
     return {"members": mix.members, "tickets": tickets, "rng": mix.rng, **owed}
 
 
-def ensemble_checker(engine: EnsembleEngine) -> Callable[[dict[str, Any]], None]:
-    """Return what checks a saved state against the members as they are now; the caller holds the locks."""
-    checks, sampler, engines = [checker(member) for member in engine.engines], engine.sampler, engine.engines
-
-    def check(state: dict[str, Any]) -> None:
-        sampler.check_state(state["mixing"])
-        for check_member, saved in zip(checks, state["members"], strict=True):
-            check_member(saved)
-        read_queue(state, engines)
-
-    return check
-
-
 def read_queue(state: dict[str, Any], parts: Sequence[Any]) -> list[Mix]:
     """Return the draws made ahead in a state of members that have these parts.
 
@@ -477,3 +821,43 @@ def read_queue(state: dict[str, Any], parts: Sequence[Any]) -> list[Mix]:
         draws = [read_ticket(ticket, state["members"][i], parts[i]) for i, ticket in pairs]
         queue.append(Mix(chosen, draws, mix["rng"], owed))
     return queue
+
+
+def load_ensemble_state(
+    engine: EnsembleEngine, state: dict[str, Any], transform: Compose, batch_size: int | None
+) -> None:
+    """Restore a state, by copy; if it does not fit, nothing has changed. The caller holds the locks.
+
+    Raises:
+        CheckpointError: naming what differs.
+    """
+    engines, sampler = engine.engines, engine.sampler
+    with readable("an ensemble"):
+        members = state["members"]
+        if len(members) != len(engines):
+            msg = f"the checkpoint holds {len(members)} members, this ensemble {len(engines)}"
+            raise CheckpointError(msg)
+        sampler.check_state(state["mixing"])
+        for mine, saved in zip(engines, members, strict=True):
+            check_queued({**state, "unit": saved.get("unit")}, mine, batch_size)
+        queue = read_queue(state, engines)
+        device = engines[0].storage.device if engine.generator is None else engine.generator.device
+        generator = read_generator(state["generator"], device)
+    queues: list[list[Any]] = [[] for _ in engines]
+    for mix in queue:
+        for i, ticket in zip(mix.members, mix.tickets, strict=True):
+            queues[i].append(ticket)
+    targets = [Target(member.engine, member.buffer.transform, member.buffer.batch_size) for member in engine.own]
+    with readable("an ensemble"):
+        own = [(transform, state["transforms"])]
+    revived = [iter(found) for found in load_engine_states(targets, members, queues, own)]
+    sampler.load_state_dict(state["mixing"])  # it was checked
+    engine.pending.clear()
+    for mix in queue:
+        found = [next(revived[i]) for i in mix.members]
+        tickets = [ticket for ticket in found if ticket is not None]
+        if len(tickets) == len(found):
+            engine.pending.append(mix._replace(tickets=tickets))
+        else:  # windows that are not whole
+            sampler.drew(mix.owed, -1)
+    engine.generator = with_state(engine.generator, generator)
