@@ -12,6 +12,7 @@ went unnoticed.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -30,7 +31,7 @@ FOLDER = ROOT / "build" / "mutants"
 FLOOR = Path(__file__).with_name("floor.json")
 MARKERS = "not slow and not ray and not parity and not house"
 SECONDS = 120.0
-"""Most seconds of tests that one fault is tried with: the quickest ones that meet it."""
+"""Most seconds of tests that one fault is tried with: half of them with tests of its package, half with others."""
 
 
 def find(keys: list[Key]) -> tuple[dict[int, Change], list[Key]]:
@@ -60,27 +61,30 @@ def pytest_run(copy: Path, *options: str, **settings: str) -> None:
 
 
 def plan_of(changes: dict[int, Change]) -> dict[str, list[str]]:
-    """Choose for each change the quickest tests that met it, up to SECONDS, but none that failed without a change."""
+    """Choose for each change tests that met it, up to SECONDS, but none that failed without a change."""
     tests: dict[str, dict[str, Any]] = {}
     for file in FOLDER.glob("met-*.json"):
         tests |= json.loads(file.read_text())
     if not tests:
         sys.exit("mutants: no test ran; see what pytest printed above")
-    meeting: defaultdict[int, list[tuple[float, str]]] = defaultdict(list)
+    meeting: defaultdict[int, dict[str, float]] = defaultdict(dict)
     for name, test in tests.items():
         for number in [] if test["failed"] else test["met"]:
-            meeting[number].append((test["seconds"], name))
+            meeting[number][name] = test["seconds"]
     plan = {}
-    for number in changes:
-        total = 0.0
-        names: list[str] = []
-        for seconds, name in sorted(meeting[number]):
-            total += seconds
-            if names and total > SECONDS:
-                break
-            names.append(name)
-        plan[str(number)] = names
+    for number, change in changes.items():
+        seconds = meeting[number]
+        package = change.key.file.removeprefix("src/ostinato/").split("/")[0].removesuffix(".py")
+        quickest = sorted(seconds, key=lambda name: (seconds[name], name))
+        names = _within(SECONDS / 2, [name for name in quickest if f"/{package}/" in name], seconds)
+        plan[str(number)] = names + _within(SECONDS / 2, [name for name in quickest if name not in names], seconds)
     return plan
+
+
+def _within(limit: float, names: list[str], seconds: dict[str, float]) -> list[str]:
+    """Return the first names whose times fit into a limit, and at least one."""
+    ends = itertools.accumulate(seconds[name] for name in names)
+    return [name for number, (name, end) in enumerate(zip(names, ends, strict=True)) if not number or end <= limit]
 
 
 def report(changes: dict[int, Change], plan: dict[str, list[str]]) -> list[Change]:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import importlib
 import itertools
 import json
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,6 +49,14 @@ class _Extension:
         return found
 
 
+def _clear_caches() -> None:
+    """Let each test compute what another one may have left in a cache of the library."""
+    modules = [module for name, module in sys.modules.items() if name.split(".")[0] == "ostinato"]
+    for value in itertools.chain.from_iterable(vars(module).values() for module in modules):
+        if isinstance(value, functools._lru_cache_wrapper):
+            value.cache_clear()
+
+
 class Meetings:
     """Records for each test its time and the changes that it met, in a file for each process of pytest."""
 
@@ -59,21 +69,42 @@ class Meetings:
         os.environ["OSTINATO_MUTANT_HITS"] = str(self.others)
         mutant_switch.in_pytest = True
         self.extension = _Extension()
+        self.current: set[int] = set()
+        self.shared: dict[Any, set[int]] = {}
 
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        start = time.monotonic()
-        mutant_switch.met.clear()
-        self.extension.take()
-        found: dict[str, Any] = {"failed": False}
-        self.tests[item.nodeid] = found
-        result = yield
+    def take(self) -> set[int]:
+        """Return what was met since the last call, also in processes that tests started."""
         with self.others.open() as file:
             file.seek(self.read)
             text = file.read()
             self.read = file.tell()
-        met = mutant_switch.met | self.extension.take() | {int(line) for line in text.split() if line.isdigit()}
+        elsewhere = {int(line) for line in text.split() if line.isdigit()}
+        met: set[int] = mutant_switch.met | self.extension.take() | elsewhere
+        mutant_switch.met.clear()
+        return met
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        start = time.monotonic()
+        _clear_caches()
+        self.take()
+        self.current = set()
+        found: dict[str, Any] = {"failed": False}
+        self.tests[item.nodeid] = found
+        result = yield
+        names = getattr(item, "fixturenames", ())
+        fixtures = [one for name in names for one in item.session._fixturemanager.getfixturedefs(name, item) or ()]
+        met = self.take().union(self.current, *(self.shared.get(one, ()) for one in fixtures))
         found.update(seconds=time.monotonic() - start, met=sorted(met))
+        return result
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Iterator[None]:
+        """What a fixture met that several tests use counts for each of them."""
+        self.current |= self.take()
+        result = yield
+        if fixturedef.scope != "function":
+            self.shared[fixturedef] = self.take()
         return result
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
