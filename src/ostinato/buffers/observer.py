@@ -115,7 +115,7 @@ def nothing() -> None:
 
 
 class Observers(NamedTuple):
-    """The observers of a store, and those of them that a write calls: the ones that override an event of it."""
+    """The observers of a store, and those of them that frequent calls report to: the ones that override an event."""
 
     all: tuple[Observer, ...]
     waiting: tuple[Observer, ...]
@@ -126,6 +126,8 @@ class Observers(NamedTuple):
     """These override `place` or `check_placement`."""
     copying: tuple[Observer, ...]
     """These override `before_write`."""
+    ranking: tuple[Observer, ...]
+    """These override `ranked`."""
 
     @classmethod
     def of(cls, *observers: Observer) -> Observers:
@@ -135,7 +137,7 @@ class Observers(NamedTuple):
             return tuple(o for o in observers if any(getattr(type(o), e) is not getattr(Observer, e) for e in events))
 
         writing, placing = overriding("check", "written"), overriding("place", "check_placement")
-        return cls(observers, overriding("wait"), writing, placing, overriding("before_write"))
+        return cls(observers, overriding("wait"), writing, placing, overriding("before_write"), overriding("ranked"))
 
 
 class RowValues(Observer):

@@ -390,7 +390,7 @@ class Reader:
                 self.stale_updates = self.stale_updates + count
 
     def _tell_ranked(self, slots: Tensor) -> None:
-        for observer in self.store.observers.all if self.own else ():
+        for observer in self.store.observers.ranking if self.own else ():
             observer.ranked(slots)
 
     def update_priorities(self, update: PriorityUpdate) -> None:
