@@ -14,6 +14,7 @@ from ostinato.buffers.pipeline import END, Batch, Pass
 from ostinato.buffers.policy_versions import check_age
 from ostinato.buffers.priority_updates import priority_fields
 from ostinato.buffers.rate_limit import Ask, check_min_batch, check_wait
+from ostinato.core.index import as_index
 from ostinato.errors import UsageError
 
 if TYPE_CHECKING:
@@ -205,8 +206,7 @@ class Sampling(Lifecycle):
         return self._transform.forward(data) if self._transform.steps else data
 
     def _index(self, slots: Tensor) -> Any:
-        storage = self._engine.storage
-        return slots if storage.ndim == 1 else (slots // storage.num_envs, slots % storage.num_envs)
+        return as_index(slots, self._engine.storage)
 
     def _info(self, batch: Batch) -> dict[str, Any]:
         ticket = batch.ticket

@@ -208,6 +208,11 @@ def read_slots(index: Any, storage: Indexing) -> tuple[Tensor, tuple[int, ...]]:
     return parts[0].reshape(-1).contiguous(), tuple(parts[0].shape)
 
 
+def as_index(slots: Tensor, storage: Indexing) -> Tensor | tuple[Tensor, Tensor]:
+    """Return slots as samples name them: int64 `[n]`; with `ndim=2` the pair `(step, environment)` of these."""
+    return slots if storage.ndim == 1 else (slots // storage.num_envs, slots % storage.num_envs)
+
+
 def _check_envs(envs: Tensor, count: int) -> None:
     if envs.device.type == "cpu" and envs.numel() and not -1 <= int(envs.min()) <= int(envs.max()) < count:
         msg = f"environments must be in [0, {count}), got {int(envs.min())} to {int(envs.max())}"

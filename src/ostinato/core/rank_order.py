@@ -6,6 +6,7 @@ from heapq import heappop, heappush
 from typing import TYPE_CHECKING, TypeAlias, final
 
 import numpy as np
+import torch
 
 from ostinato.core.eligible import grown
 
@@ -119,6 +120,10 @@ class RankOrder:
             return found
         both = np.concatenate((np.array([entry[2] for entry in fresh], np.int64), found))
         return both[np.lexsort((self._ages[both], self._keys[both]))[:count]]
+
+    def order(self) -> Tensor:
+        """Return the slots of the rows, ascending, int64 `[rows]`: their order follows from keys. Copy."""
+        return torch.from_numpy(np.flatnonzero(self._here))
 
     def ranks(self, slots: NDArray[np.int64]) -> list[tuple[float, int]]:
         """Return key and generation of rows that `first` returned."""

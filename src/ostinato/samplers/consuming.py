@@ -203,7 +203,7 @@ class UsesSampler(CountingSampler):
     """
 
     row_values: tuple[str, ...] | None = ("uses",)
-    row_slots: tuple[str, ...] = ("order", "free")
+    row_slots: tuple[str, ...] = ("eligible", "free")
     limit_name = "max_times_sampled"
     """The option with the draws of a row, None for any number."""
 
@@ -412,8 +412,7 @@ class UsesSampler(CountingSampler):
         state: dict[str, Any] = {self.limit_name: self._limit}
         if self._limit is not None:
             state["uses"] = torch.from_numpy(self._counts[: self._rows].copy())
-            if isinstance(self._eligible, Eligible):
-                state["order"] = self._eligible.order()
+            state["eligible"] = self._eligible.order()
         return {**state, "free": self._free.state(), "ran_out": self.ran_out} if self.leaves else state
 
     def check_state(self, state: dict[str, Any], rows: int) -> None:
@@ -432,9 +431,9 @@ class UsesSampler(CountingSampler):
         uses: Tensor = state["uses"]
         good = uses.dtype is torch.int32 and uses.shape == (rows,) and not bool(((uses < 0) | (uses > limit)).any())
         require(good, f"its draws are not those of {rows} rows")
-        if isinstance(self._eligible, Eligible):
-            left = (uses < limit).nonzero().flatten()
-            require(torch.equal(state["order"].sort().values, left), f"its order is not that of {left.numel()} rows")
+        left = (uses < limit).nonzero().flatten()
+        same = torch.equal(state["eligible"].sort().values, left)
+        require(same, f"its rows are not the {left.numel()} that can be drawn")
         if self.leaves:
             free, gone = state["free"], (uses == limit).nonzero().flatten()
             good = free.dtype is torch.int64 and free.unique().shape == free.shape
@@ -451,8 +450,7 @@ class UsesSampler(CountingSampler):
         self._reserve(counts.size)
         self._counts[: counts.size] = counts
         self._total = int(counts.sum())
-        ranked = isinstance(self._eligible, Eligible)
-        self._eligible.include(state["order"].numpy() if ranked else np.flatnonzero(counts < limit))
+        self._eligible.include(state["eligible"].numpy())
         if self.leaves:
             self._free.add(state["free"].numpy())
             self._free.add(np.flatnonzero(counts == limit))

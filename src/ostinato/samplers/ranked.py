@@ -176,7 +176,6 @@ class HeapSampler(PrioritySampler, _TopSampler):
     """
 
     row_values = ("uses", "priorities")
-    row_slots = ("free",)
 
     def __init__(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, final
 
 from ostinato.core.episodes.tracker import EpisodeTracker, TrackedRows
+from ostinato.core.index import as_index
 from ostinato.core.options import check_integer
 from ostinato.core.records import Picks, Plan, View
 from ostinato.core.ring import Ring
@@ -116,8 +117,7 @@ def index_and_info(
         slots = plan.records
         weights = None if weights is None else plan.per_record(weights)
         info.update(plan.notes)
-    envs = storage.num_envs
-    whole: Index = slots if storage.ndim == 1 else (slots.div(envs, rounding_mode="floor"), slots % envs)
+    whole: Index = as_index(slots, storage)
     if plan is not None:
         whole = whole if isinstance(whole, tuple) else (whole,)
         found = marks(plan, storage[whole if len(whole) > 1 else whole[0]])

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, final
 import torch
 
 from ostinato.core.episodes.tracker import Episodes, EpisodeTracker, TrackedRows, as_path
+from ostinato.core.index import as_index, read_slots
 from ostinato.core.options import check_choice, check_integer
 from ostinato.core.records import Plan
 from ostinato.core.ring import Ring
@@ -172,18 +173,14 @@ class Sequence(SampleUnit):
         return self._window(plan, view) if isinstance(plan, Plan) else self._expand_bare(plan, view, dice)
 
     def _expand_bare(self, index: Index, info: dict[Any, Any], storage: BareRows) -> tuple[Index, dict[Any, Any]]:
-        schema, envs = storage.schema, storage.num_envs
+        schema = storage.schema
         if schema is None:
             msg = (
                 f"Sequence requires a TensorDict-backed TensorStorage, whose rows tell where episodes end, got "
                 f"{type(storage).__name__} with {len(storage)} rows: use LazyTensorStorage, and write rows first"
             )
             raise KindError(msg)
-        columns = index if isinstance(index, tuple) else index.unbind(-1) if index.ndim > 1 else (index,)
-        if len(columns) != storage.ndim:
-            msg = f"an index of a storage with ndim={storage.ndim} has {storage.ndim} columns, got {len(columns)}"
-            raise KindError(msg)
-        anchors = columns[0] if storage.ndim == 1 else columns[0] * envs + columns[1]
+        anchors, _ = read_slots(index, storage)
         ring = Ring(storage.capacity, storage.device)
         ring.take_over(len(storage), storage.cursor)
         episodes, _ = EpisodeTracker(self.episodes, need=1, span=1).view(storage)
@@ -194,10 +191,9 @@ class Sequence(SampleUnit):
             return value.repeat_interleave(self.rows, dim=0) if each else value
 
         found = {key: per_record(value) for key, value in info.items()} | plan.notes
-        if storage.ndim == 1:
-            return plan.records, found
-        rows = (plan.records.div(envs, rounding_mode="floor"), plan.records % envs)
-        return rows, {**found, "anchor_index": per_record(torch.stack(columns, -1))}
+        if storage.ndim > 1:
+            found["anchor_index"] = per_record(torch.stack(tuple(as_index(anchors, storage)), -1))
+        return as_index(plan.records, storage), found
 
     def _window(self, plan: Plan, view: View) -> Plan:
         table, anchors = view.require_episodes(), plan.records

@@ -61,7 +61,7 @@ def test_states_of_other_rows_or_options_are_refused() -> None:
     wrong: list[tuple[Any, dict[str, Any], int, str]] = [
         (LimitedSampler(3), state, 3, r"max_times_sampled=2\), this one has 3"),
         (LimitedSampler(2), state, 4, "not those of 4 rows"),
-        (LimitedSampler(2), {**state, "order": torch.tensor([0, 0])}, 3, "damaged"),
+        (LimitedSampler(2), {**state, "eligible": torch.tensor([0, 0])}, 3, "damaged"),
         (QueueSampler(), {**saved, "waiting": torch.tensor([0, 0])}, 3, "queue's state is damaged"),
         (QueueSampler(), {**saved, "drawn": torch.tensor([3])}, 3, "queue's state is damaged"),
         (QueueSampler(), {**saved, "sizes": torch.tensor([1])}, 3, "queue's state is damaged"),

@@ -83,7 +83,7 @@ def test_damaged_states_raise() -> None:
     buffer.extend(torch.arange(6))
     buffer.sample()
     whole = buffer.sampler.state_dict()
-    for damage in ({"free": whole["free"][[0, 0]]}, {"free": whole["order"]}, {"max_sample_count": 0}):
+    for damage in ({"free": whole["free"][[0, 0]]}, {"free": whole["eligible"]}, {"max_sample_count": 0}):
         state = buffer.state_dict()
         state["sampler"]["state"].update(damage)
         with pytest.raises(CheckpointError, match="sampler's state is damaged"):
