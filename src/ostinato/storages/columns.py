@@ -1056,8 +1056,11 @@ class ObjectColumn(StorageColumn):
 
     def write(self, placement: Placement, prepared: np.ndarray[Any, Any]) -> None:
         """Write rows; of equal slots the last one wins."""
-        slots, rows = targets(placement)
-        self.set(slots, prepared[rows.cpu().numpy()])
+        if isinstance(placement, Run):
+            for slot, row, count in placement.parts():
+                self._values[slot : slot + count] = prepared[row : row + count]
+        else:
+            self.set(placement.slots, prepared[placement.rows.cpu().numpy()])
 
     def set(self, slots: Tensor, values: Any) -> None:
         """Keep objects."""
