@@ -200,7 +200,6 @@ def _viewed(n: int) -> o.TensorDictReplayBuffer:
 
 _OPTIONS: dict[str, Callable[[int], Any]] = {
     "NStep, PrioritizedSampler": lambda n: make(n, sample_unit="NStep", sampler="PrioritizedSampler"),
-    "NStep, single_copy": lambda n: make(n, sample_unit="NStep", storage="LazyTensorStorage, single_copy"),
     "all kinds of columns": lambda n: make(
         n,
         storage=o.RaggedTensorStorage(

@@ -54,7 +54,7 @@ TENSORDICT = {
 TORCH_PRIVATE = {
     "core/kinds.py": "TensorDict._new_unsafe, _set_str: the public ways check again what was checked (9 us)",
     "buffers/checkpoint/state.py": "torch.utils._pytree: torch's own tree walker has no public name",
-    "storages/torchrl_rows.py": "no private name: 'is_pytree' is a key in the files that TorchRL writes",
+    "datasets/torchrl_rows.py": "no private name: 'is_pytree' is a key in the files that TorchRL writes",
     "transforms.py": "torch.utils._pytree: torch's own tree walker has no public name",
 }
 """Files that use a private name of a library, and why."""

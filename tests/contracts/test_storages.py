@@ -190,18 +190,6 @@ class TestCuda(StorageContract):
     test_slots_out_of_range_raise = None  # type: ignore[assignment]  # the host does not see values on the device
 
 
-class _Leaky(LazyTensorStorage):
-    """A storage with a bug: it keeps the caller's rows until it is read."""
-
-    def write(self, placement: Any, payload: Any) -> None:
-        self.late_write = (placement, payload)
-        self._at.rows = max(self._at.rows, placement.rows)
-
-    def gather(self, slots: Tensor, *, pin: bool = False) -> Any:
-        super().write(*self.late_write)
-        return super().gather(slots, pin=pin)
-
-
 class _Careless(LazyTensorStorage):
     """A storage that shows unwritten slots."""
 
@@ -209,10 +197,7 @@ class _Careless(LazyTensorStorage):
         return self.capacity
 
 
-@pytest.mark.parametrize(
-    ("storage", "law"), [(_Leaky, "test_inputs_are_copied"), (_Careless, "test_a_new_storage_is_empty")]
-)
-def test_the_contract_finds_the_bug(storage: type[Storage], law: str) -> None:
-    (suite,) = suites(StorageContract, {"broken": storage}, __name__).values()
+def test_the_contract_finds_the_bug() -> None:
+    (suite,) = suites(StorageContract, {"broken": _Careless}, __name__).values()
     with pytest.raises(AssertionError):
-        getattr(suite(), law)()
+        suite().test_a_new_storage_is_empty()

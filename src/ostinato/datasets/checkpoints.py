@@ -12,6 +12,7 @@ from ostinato.core.options import number_of
 from ostinato.core.records import Run
 from ostinato.core.rows import Leaf, column_name
 from ostinato.datasets.dataset import Contents
+from ostinato.datasets.torchrl_rows import read_rows
 from ostinato.durable import CheckpointReader
 from ostinato.durable.arrays import DTYPES
 from ostinato.durable.manifest import format_of, holds_checkpoint
@@ -19,7 +20,6 @@ from ostinato.durable.torchrl_files import Folder, is_checkpoint
 from ostinato.errors import CheckpointError, DamagedFileError, KindError, OptionError, OstinatoError, SchemaError
 from ostinato.storages.coded import SavedCoded, known_codec
 from ostinato.storages.columns import check_ends
-from ostinato.storages.torchrl_rows import read_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -495,20 +495,44 @@ class Storage(ABC):
         msg = f"{type(self).__name__} has no fields to write ({path!r}): replace whole rows with rb[index] = rows"
         raise KindError(msg)
 
-    def register_save_hook(self, hook: Callable[..., Any]) -> None:  # noqa: ARG002
-        """Register a function that converts rows for a checkpoint; see `TensorStorage.register_save_hook`.
+    def register_save_hook(self, hook: Callable[..., Any]) -> None:
+        """Register a hook that converts the rows in checkpoints (`dumps`); the storage keeps its rows.
+
+        Hooks are not saved: register them for each buffer. They are called in the order of registration, each with the
+        result of the one before, while the buffer holds its lock.
+
+        Args:
+            hook: called as `hook(rows, path=None)` with the rows present (views `[rows]`, with `ndim=2`
+                `[steps, num_envs]`, of the kind in which they were written); returns a TensorDict or a dict of tensors
+                and plain values. If it has an attribute `shift`, that is set before to the step after the newest, and
+                `is_full` to True: no row is unwritten.
 
         Raises:
-            KindError: if the storage has no fields.
+            KindError: if it is not callable, or the storage has no fields.
+            OptionError: if the storage has ragged fields.
         """
-        msg = (
-            f"{type(self).__name__} has no fields that a hook could convert: use LazyTensorStorage or LazyMemmapStorage"
-        )
-        raise KindError(msg)
+        self.save_hooks = (*self.save_hooks, self._checked_hook(hook))
 
     def register_load_hook(self, hook: Callable[..., Any]) -> None:
-        """Register a function that converts rows of a checkpoint back; see `TensorStorage.register_load_hook`."""
-        Storage.register_save_hook(self, hook)
+        """Register a hook that converts rows saved with save hooks back when the buffer loads a checkpoint (`loads`).
+
+        Args:
+            hook: called as `hook(data, out=None)` with the result of the last save hook, or of the load hook before;
+                the last one returns the rows with their original fields.
+
+        Raises:
+            KindError: if it is not callable, or the storage has no fields.
+            OptionError: if the storage has ragged fields.
+        """
+        self.load_hooks = (*self.load_hooks, self._checked_hook(hook))
+
+    def _checked_hook(self, hook: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a hook for the rows of this storage."""
+        msg = (
+            f"{type(self).__name__} has no fields that a hook could convert, got {hook!r}: use LazyTensorStorage or "
+            "LazyMemmapStorage"
+        )
+        raise KindError(msg)
 
     # -- without a buffer ----------------------------------------------------------------------------------------------
 
@@ -603,10 +627,7 @@ class Storage(ABC):
             StorageMemoryError: if the disk is too small.
         """
         with Progress(progress, "save", unit=BYTES):
-            if self._checkpointer is not None:
-                self._checkpointer.dumps(self, path)
-            else:
-                save_storage(path, self)
+            self._save(path)
 
     def loads(self, path: str | FilePath, *, progress: ProgressOption = None) -> None:
         """Replace the rows by those that `dumps` wrote. Copy. If they do not fit, nothing is changed.
@@ -622,22 +643,22 @@ class Storage(ABC):
             DamagedFileError: naming the damaged file.
         """
         with Progress(progress, "load", unit=BYTES):
-            if self._checkpointer is not None:
-                self._checkpointer.loads(self, path)
-            else:
-                load_storage(path, self)
+            self._load(path)
 
-    def dump(self, path: str | FilePath, *, progress: ProgressOption = None) -> None:
-        """Do what `dumps` does."""
-        self.dumps(path, progress=progress)
+    dump = save = dumps
+    load = loads
 
-    def save(self, path: str | FilePath, *, progress: ProgressOption = None) -> None:
-        """Do what `dumps` does."""
-        self.dumps(path, progress=progress)
+    def _save(self, path: str | FilePath) -> None:
+        if self._checkpointer is not None:
+            self._checkpointer.dumps(self, path)
+        else:
+            save_storage(path, self)
 
-    def load(self, path: str | FilePath, *, progress: ProgressOption = None) -> None:
-        """Do what `loads` does."""
-        self.loads(path, progress=progress)
+    def _load(self, path: str | FilePath) -> None:
+        if self._checkpointer is not None:
+            self._checkpointer.loads(self, path)
+        else:
+            load_storage(path, self)
 
     def __setitem__(self, index: Any, data: Any) -> None:
         """Replace rows present: `set(index, data, set_cursor=False)`."""

@@ -65,7 +65,7 @@ class StorageCheckpointerBase:
         """Functions that convert rows of a checkpoint back, in order."""
 
     def register_save_hook(self, hook: Callable[..., Any]) -> None:
-        """Add a function that converts rows for a checkpoint; see `TensorStorage.register_save_hook`.
+        """Add a function that converts rows for a checkpoint; see `Storage.register_save_hook`.
 
         Raises:
             KindError: if it is not callable.
@@ -73,7 +73,7 @@ class StorageCheckpointerBase:
         self.save_hooks.append(check_hook(hook))
 
     def register_load_hook(self, hook: Callable[..., Any]) -> None:
-        """Add a function that converts rows of a checkpoint back; see `TensorStorage.register_load_hook`.
+        """Add a function that converts rows of a checkpoint back; see `Storage.register_load_hook`.
 
         Raises:
             KindError: if it is not callable.

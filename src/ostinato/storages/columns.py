@@ -508,8 +508,6 @@ class Fields:
 
     def prepare(self, flat: Flat, rows: int, cursor: int | None) -> tuple[Any, ...]:
         """Prepare rows for fields of other kinds than dense; see `Columns.prepare`."""
-        if is_dynamo_compiling():
-            return torch.compiler.disable(Fields.prepare)(self, flat, rows, cursor)  # type: ignore[no-untyped-call, no-any-return]
         return tuple([kind.prepare(flat, rows, cursor) for kind in self.kinds])
 
     def write(self, placement: Placement, flat: Flat) -> None:
@@ -522,9 +520,6 @@ class Fields:
             self.late.write(placement, flat.late)
 
     def _write_kinds(self, placement: Placement, flat: Flat) -> None:
-        if is_dynamo_compiling():
-            torch.compiler.disable(Fields._write_kinds)(self, placement, flat)  # type: ignore[no-untyped-call]
-            return
         addresses = None if flat.addresses is None else [flat.addresses[i] for i in self.kept]
         dense = Flat([flat.leaves[i] for i in self.kept], flat.batch, addresses)
         begun = [kind.begin_write(placement, x) for kind, x in zip(self.kinds, flat.prepared, strict=True)]
@@ -1057,8 +1052,11 @@ class ObjectColumn(StorageColumn):
 
     def write(self, placement: Placement, prepared: np.ndarray[Any, Any]) -> None:
         """Write rows; of equal slots the last one wins."""
-        slots, rows = targets(placement)
-        self.set(slots, prepared[rows.cpu().numpy()])
+        if isinstance(placement, Run):
+            for slot, row, count in placement.parts():
+                self._values[slot : slot + count] = prepared[row : row + count]
+        else:
+            self.set(placement.slots, prepared[placement.rows.cpu().numpy()])
 
     def set(self, slots: Tensor, values: Any) -> None:
         """Keep objects."""

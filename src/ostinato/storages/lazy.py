@@ -15,7 +15,7 @@ from ostinato.core.kinds import require_tensordict, show_path
 from ostinato.core.rows import Schema
 from ostinato.durable import ArrayRecord, read_array, write_array
 from ostinato.durable.manifest import read_manifest, write_manifest
-from ostinato.durable.progress import BYTES, Progress, begin, finish
+from ostinato.durable.progress import begin, finish
 from ostinato.errors import CheckpointError, DirectoryInUseError, KindError, OptionError, SchemaError, UsageError
 from ostinato.storages.base import check_capacity, check_device, check_ndim
 from ostinato.storages.coded import check_budget, coded_kinds, rows_that_stay
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from ostinato.core.episodes.table import EpisodeTable
     from ostinato.core.records import Placement
     from ostinato.durable.codecs import AnyCodec
-    from ostinato.durable.progress import ProgressOption
     from ostinato.storages.base import Storage
     from ostinato.storages.coded import Evict
     from ostinato.storages.columns import Columns, StorageColumn
@@ -318,7 +317,8 @@ class LazyMemmapStorage(LazyTensorStorage):
     Args:
         max_size: capacity in rows (with `ndim=2`, of all environments). Disk space for all of them is reserved at the
             first write.
-        scratch_dir: directory of the files; None creates a temporary one, which is removed with the storage.
+        scratch_dir: directory of the files; None creates a temporary one, which is removed with the storage. `dumps`
+            to it is `flush`, which copies nothing, and `loads` from it opens what `flush` has written.
         device: "cpu" or "auto"; accepted for compatibility with TorchRL.
         ndim: 1 for rows `[B, ...]`; 2 for rows of several environments: `extend` of the buffer takes and its indices
             return `[environments, time, ...]`, with `dim_extend=0` `[time, environments, ...]`. `shape` of the storage
@@ -433,22 +433,24 @@ class LazyMemmapStorage(LazyTensorStorage):
         self._flushed = False
         return self._mapped.remove()
 
-    def dumps(self, path: str | Path, *, progress: ProgressOption = None) -> None:
-        """Save the rows; see `Storage.dumps`. To its own `scratch_dir`: `flush`, which copies nothing."""
-        if self._directory is not None and Path(path).absolute() == self._directory.absolute():
-            with Progress(progress, "save", unit=BYTES):
-                self.flush()
-        else:
-            super().dumps(path, progress=progress)
+    def _owns(self, path: str | Path) -> bool:
+        return self._directory is not None and Path(path).absolute() == self._directory.absolute()
 
-    def loads(self, path: str | Path, *, progress: ProgressOption = None) -> None:
-        """Load rows; see `Storage.loads`. From its own `scratch_dir`: open what `flush` has written there.
+    def _save(self, path: str | Path) -> None:
+        """Save the rows. To its own `scratch_dir`: `flush`, which copies nothing."""
+        if self._owns(path):
+            self.flush()
+        else:
+            super()._save(path)
+
+    def _load(self, path: str | Path) -> None:
+        """Load rows. From its own `scratch_dir`: open what `flush` has written there.
 
         Raises:
             UsageError: if the storage has written to its `scratch_dir` since `flush`.
         """
-        if self._directory is None or Path(path).absolute() != self._directory.absolute():
-            super().loads(path, progress=progress)
+        if self._directory is None or not self._owns(path):
+            super()._load(path)
         elif self._table is None:
             self._reopen(self._directory)
         elif not self._flushed:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, final
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeAlias, final
 
 import numpy as np
 import torch
@@ -529,12 +529,7 @@ class RaggedTensorStorage(LazyTensorStorage):
 
     # -- state ---------------------------------------------------------------------------------------------------------
 
-    def register_save_hook(self, hook: Callable[..., Any]) -> None:
-        """Raise: hooks convert dense fields.
-
-        Raises:
-            OptionError: always.
-        """
+    def _checked_hook(self, hook: Callable[..., Any]) -> NoReturn:
         msg = f"hooks convert dense fields, and rows have ragged ones, got {hook!r}: save without hooks"
         raise OptionError(msg)
 

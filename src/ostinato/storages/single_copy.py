@@ -148,8 +148,8 @@ _FEW = 32
 class Comparison(NamedTuple):
     """Which observations of a batch repeat others."""
 
-    leaves: list[Tensor]
-    """Next observations and observations of the batch, contiguous on the CPU."""
+    flat: Flat
+    """The batch, of which the fields of pairs are contiguous on the CPU."""
     nexts: list[int]
     """Addresses of its next observations."""
     flags: Tensor
@@ -229,21 +229,17 @@ class NativeExtraRows:
 
     def compare(self, flat: Flat, pairs: Pairs, cursor: int) -> Comparison:
         """Compare a batch before it is written to the slots from the cursor on; one pass over its memory."""
-        leaves = [flat.leaves[i] for pair in pairs for i in pair]
         if flat.addresses is None:
-            leaves = list(map(_on_host, leaves))
-        return self._compare(leaves, math.prod(flat.batch), cursor)
-
-    def _compare(self, leaves: list[Tensor], rows: int, cursor: int) -> Comparison:
-        """Compare next observations and observations, in turn, that are contiguous on the CPU."""
-        at = _addresses(leaves)
-        nexts, obs = at[::2], at[1::2]
+            flat = _on_host(flat, pairs)
+        at = flat.addresses or []
+        nexts, obs = [at[i] for i, _ in pairs], [at[i] for _, i in pairs]
+        rows = math.prod(flat.batch)
         flags = torch.empty(rows + min(self._num_envs, rows), dtype=torch.uint8, device="cpu")
         agree = flags.data_ptr()
         need = self._native.compare(cursor, rows, obs, nexts, agree, agree + rows)
         if need < 0:  # the rows lie in the memory of the table, or so close behind it that they seem to
-            return self._compare([x.clone() for x in leaves], rows, cursor)
-        return Comparison(leaves, nexts, flags, rows, need, cursor)
+            return self.compare(flat._replace(leaves=[x.clone() for x in flat.leaves], addresses=None), pairs, cursor)
+        return Comparison(flat, nexts, flags, rows, need, cursor)
 
     def reserve(self, rows: int) -> None:
         """Allocate memory for `rows` more extra rows, at most one for each slot.
@@ -426,10 +422,14 @@ def _addresses(tensors: Sequence[Tensor]) -> list[int]:
     return [tensor.data_ptr() for tensor in tensors]
 
 
-def _on_host(leaf: Tensor) -> Tensor:
-    """Return rows in contiguous memory of the CPU."""
-    found = leaf.cpu().contiguous()
-    return found if found.data_ptr() or not found.numel() else found.clone()
+def _on_host(flat: Flat, pairs: Pairs) -> Flat:
+    """Return rows of which the fields of pairs are in contiguous memory of the CPU."""
+    leaves, addresses = list(flat.leaves), [0] * len(flat.leaves)
+    for i in (i for pair in pairs for i in pair):
+        leaf = leaves[i].cpu().contiguous()
+        leaves[i] = leaf if leaf.data_ptr() or not leaf.numel() else leaf.clone()
+        addresses[i] = leaves[i].data_ptr()
+    return flat._replace(leaves=leaves, addresses=addresses)
 
 
 @final

@@ -295,9 +295,6 @@ class Table:
         """
         fields, addresses = self._fields, flat.addresses
         if fields is not None and addresses is not None:
-            if is_dynamo_compiling():
-                torch.compiler.disable(Table.write)(self, placement, flat, num_envs)  # type: ignore[no-untyped-call]
-                return
             if isinstance(placement, Run):
                 done = fields.write_run(placement.start, placement.rows, placement.skip, addresses)
             else:

@@ -605,36 +605,10 @@ class TensorStorage(Storage):
         (checked,), *_ = schema.only(position).flatten(value, batch, len(batch))
         return checked.reshape((count, *schema.leaves[position].shape))
 
-    # -- hooks and state -----------------------------------------------------------------------------------------------
+    # -- state ---------------------------------------------------------------------------------------------------------
 
-    def register_save_hook(self, hook: Callable[..., Any]) -> None:
-        """Register a hook that converts the rows in checkpoints (`dumps`); the storage keeps its rows.
-
-        Hooks are not saved: register them for each buffer. They are called in the order of registration, each with the
-        result of the one before, while the buffer holds its lock.
-
-        Args:
-            hook: called as `hook(rows, path=None)` with the rows present (views `[rows]`, with `ndim=2`
-                `[steps, num_envs]`, of the kind in which they were written); returns a TensorDict or a dict of tensors
-                and plain values. If it has an attribute `shift`, that is set before to the step after the newest, and
-                `is_full` to True: no row is unwritten.
-
-        Raises:
-            KindError: if it is not callable.
-        """
-        self.save_hooks = (*self.save_hooks, check_hook(hook))
-
-    def register_load_hook(self, hook: Callable[..., Any]) -> None:
-        """Register a hook that converts rows saved with save hooks back when the buffer loads a checkpoint (`loads`).
-
-        Args:
-            hook: called as `hook(data, out=None)` with the result of the last save hook, or of the load hook before;
-                the last one returns the rows with their original fields.
-
-        Raises:
-            KindError: if it is not callable.
-        """
-        self.load_hooks = (*self.load_hooks, check_hook(hook))
+    def _checked_hook(self, hook: Callable[..., Any]) -> Callable[..., Any]:
+        return check_hook(hook)
 
     def state_header(self) -> dict[str, Any]:
         """Return a state without columns."""

@@ -11,6 +11,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+from ostinato import FrameStack, NStep, PrioritizedSampler, SliceSampler
 from ostinato.core.records import Column, Plan, Request
 from ostinato.storages import memory
 
@@ -21,10 +22,17 @@ if TYPE_CHECKING:
 
     from ostinato import ReplayBuffer
 
-__all__ = ["OBSERVATIONS", "OPERATIONS", "Environments", "Pair", "over", "poison_memory", "same"]
+__all__ = ["OBSERVATIONS", "OPERATIONS", "PARTS", "Environments", "Pair", "over", "poison_memory", "same"]
 
 OBSERVATIONS = ("obs", "image", "goal")
 """Fields with a next field each: a small one, a wide one, a scalar."""
+
+PARTS: list[Callable[[], dict[str, Any]]] = [
+    lambda: {"sampler": PrioritizedSampler(1000, 0.7, 0.5)},
+    lambda: {"sampler": SliceSampler(slice_len=2, end_key=("next", "done"), strict_length=False)},
+    lambda: {"sample_unit": NStep(3, 0.9)},
+    lambda: {"sample_unit": FrameStack(3, ["image"])},
+]
 
 OPERATIONS = st.lists(
     st.sampled_from(

@@ -10,17 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato import (
-    Codec,
-    FrameStack,
-    LazyTensorStorage,
-    NStep,
-    PrioritizedSampler,
-    ReplayBuffer,
-    SequenceUnit,
-    SliceSampler,
-    ZlibCodec,
-)
+from ostinato import Codec, LazyTensorStorage, ReplayBuffer, ZlibCodec
 from ostinato.errors import CheckpointError, DamagedFileError, OptionError, SchemaError
 from ostinato.tools.inspect import inspect_checkpoint
 from ostinato.tools.verify import verify
@@ -28,22 +18,13 @@ from ostinato.tools.verify import verify
 from ...effort import examples
 from ...registry import Half
 from ...tags import same_state
-from .pairs import OPERATIONS, Pair, same
+from .pairs import OPERATIONS, PARTS, Pair, same
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 BZ2 = Codec("bz2", bz2.compress, bz2.decompress)
 FIELDS = {"image": "zlib", ("next", "image"): "auto", "action": ZlibCodec(9)}
-END = ("next", "done")
-PARTS: list[Callable[[int], dict[str, Any]]] = [
-    lambda capacity: {"sampler": PrioritizedSampler(capacity, 0.7, 0.5)},
-    lambda _: {"sampler": SliceSampler(slice_len=2, end_key=END, strict_length=False)},
-    lambda _: {"sample_unit": FrameStack(3, ["image"])},
-    lambda _: {"sample_unit": NStep(3, 0.9)},
-    lambda _: {"sample_unit": SequenceUnit(3)},
-]
 
 
 def buffer(codec: Any, capacity: int = 24, **options: Any) -> ReplayBuffer:
@@ -66,7 +47,7 @@ def rows(first: int, count: int) -> dict[str, Any]:
 @examples(0.25)
 def test_a_codec_changes_nothing(parts: Any, operations: list[str], seed: int, num_envs: int) -> None:
     def make(capacity: int, plain: bool) -> ReplayBuffer:
-        return buffer(None if plain else FIELDS, capacity, ndim=2 if num_envs else 1, **parts(capacity))
+        return buffer(None if plain else FIELDS, capacity, ndim=2 if num_envs else 1, **parts())
 
     Pair(seed, make, num_envs).run(operations)
 

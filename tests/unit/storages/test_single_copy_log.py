@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato import FrameStack, LazyMemmapStorage, LazyTensorStorage, NStep, RandomSampler, ReplayBuffer, SliceSampler
+from ostinato import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer
 
 from ...effort import examples
-from .pairs import OBSERVATIONS, OPERATIONS, Pair, poison_memory
+from .pairs import OBSERVATIONS, OPERATIONS, PARTS, Pair, poison_memory
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-END = ("next", "done")
-PARTS: list[Callable[[], dict[str, Any]]] = [
-    lambda: {"sampler": RandomSampler()},
-    lambda: {"sampler": SliceSampler(slice_len=2, end_key=END, strict_length=False)},
-    lambda: {"sample_unit": NStep(3, 0.9)},
-    lambda: {"sample_unit": FrameStack(3, ["obs"])},
-]
+CODED = partial(LazyTensorStorage, codec={"obs": "zlib"})
 
 
 @pytest.mark.usefixtures("backend")
-@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
+@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage, CODED])
 @given(
     seed=st.integers(0, 2**32),
     operations=OPERATIONS,

@@ -20,6 +20,7 @@ from ostinato.buffers.checkpoint.save import save_state
 from ostinato.buffers.checkpoint.state import FORMAT
 from ostinato.core import kinds
 from ostinato.core.kinds import Node
+from ostinato.datasets.torchrl_rows import SavedRing, read_rows
 from ostinato.durable.files import check_new_path, open_file
 from ostinato.durable.manifest import holds_checkpoint
 from ostinato.durable.progress import BYTES, Progress
@@ -27,7 +28,6 @@ from ostinato.durable.torchrl_files import Folder, damaged, is_checkpoint
 from ostinato.errors import CheckpointError, CheckpointNotFoundError, OptionError
 from ostinato.samplers import PrioritizedSampler, RandomSampler, Sampler, SamplerWithoutReplacement
 from ostinato.storages import LazyMemmapStorage, LazyTensorStorage, ListStorage
-from ostinato.storages.torchrl_rows import SavedRing, read_rows
 from ostinato.transforms import Compose
 from ostinato.writers import RoundRobinWriter, TensorDictRoundRobinWriter
 
