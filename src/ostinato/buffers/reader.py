@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast, final
 import torch
 
 from ostinato.buffers.checkpoint.save import save_buffer
-from ostinato.buffers.checkpoint.state import Target, copy_part, engine_state, load_buffer, load_engine_states
+from ostinato.buffers.checkpoint.state import copy_part, engine_state, load_buffer, load_engine_states
 from ostinato.buffers.followers import EpisodeRows, begin_sampler, followers
 from ostinato.buffers.options import (
     check_order,
@@ -889,7 +889,7 @@ class Reader:
         """
         self.own_store("load a state")
         with self.lock:
-            load_engine_states([Target(self, transform, batch_size)], [state])
+            load_engine_states([(self, transform, batch_size)], [state])
 
     def save(self, path: str | Path, state: Callable[[], dict[str, Any]], *, incremental: bool) -> None:
         """Save `state()` to a directory; see `ReplayBuffer.dumps`."""
@@ -899,8 +899,9 @@ class Reader:
     def load(self, path: str | Path, restore: Callable[[dict[str, Any]], None], *, verify: bool, mmap: bool) -> None:
         """Read a directory and hand its state to `restore`; see `ReplayBuffer.loads`."""
         store = self.own_store(f"load the checkpoint {path}")
-        save = load_buffer(path, restore, [self.storage], verify=verify, mmap=mmap)
-        store.saves.loaded(save, store.ring, store.storage)
+        storage = store.source.storage
+        save = load_buffer(path, restore, [storage], verify=verify, mmap=mmap)
+        store.saves.loaded(save, store.ring, storage)
 
 
 def _raise_for_view(what: str) -> NoReturn:

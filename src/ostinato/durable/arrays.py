@@ -23,7 +23,7 @@ from ostinato.durable.files import (
     damaged,
     disk_errors,
     file_size,
-    opened,
+    open_file,
     read_into,
     safe_join,
     start_writeback,
@@ -413,7 +413,8 @@ class ArrayRecord(NamedTuple):
         if not isinstance(files, list) or not files:
             damaged(where, "files must be a list of a base and its patches")
         record = cls.whole(dtype, shape, tuple([FileRecord.from_json(file, where) for file in files]))
-        base, patches, nbytes, row = record.files[0], record.patches, record.nbytes, record.row_bytes
+        base, patches, row = record.files[0], record.patches, record.row_bytes
+        nbytes = record.rows * row
         fits = base.nbytes == nbytes or (patches and shape and row and base.nbytes < nbytes and not base.nbytes % row)
         if base.runs or not all(patch.runs for patch in patches) or not fits:
             damaged(where, f"the first file has {base.nbytes} bytes, shape and dtype make {nbytes}")
@@ -598,11 +599,14 @@ def open_checked(root: Path, record: FileRecord, *, verify: bool) -> Iterator[Bl
         DamagedFileError: The file is missing or has another size.
     """
     path = safe_join(root, record.file)
-    with opened(path) as fd:
+    fd = open_file(path)
+    try:
         _compare_size(path, os.fstat(fd).st_size, record)
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)  # doubles the read-ahead
         yield BlockReader(fd, record, path, verify=verify)
+    finally:
+        os.close(fd)
 
 
 def read_blocks(root: Path, record: FileRecord) -> Iterator[bytearray]:

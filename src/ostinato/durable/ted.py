@@ -97,16 +97,13 @@ class Line(NamedTuple):
         )
 
     @classmethod
-    def read(
-        cls, fields: Mapping[Field, Tensor], notes: Mapping[Field, Any], keys: Keys, path: Field
-    ) -> tuple[Line, Tensor]:
+    def read(cls, fields: Mapping[Field, Tensor], notes: Mapping[Field, Any], keys: Keys) -> tuple[Line, Tensor]:
         """Return the order that `TED2Flat` noted, and which rows end an episode.
 
         Args:
             fields: in the flat layout.
             notes: its other values.
             keys: of the special fields.
-            path: of the flag that ends an episode.
 
         Raises:
             CheckpointError: There is no order, or there is not one flag for each row.
@@ -123,10 +120,10 @@ class Line(NamedTuple):
             got = f"{_SHAPE[0]}={shape!r}, {show_path(keys.shift)}={shift!r}, {show_path(keys.is_full)}={full!r}"
             msg = f"the flat layout must contain the order of its rows, got {got}: {_NOT_FLAT}"
             raise CheckpointError(msg)
-        done, cells = fields.get(path), math.prod(shape)
+        done, cells = fields.get(keys.done), math.prod(shape)
         if done is None or done.is_nested or done.numel() != cells:
             got = "nothing" if done is None else "nested ones" if done.is_nested else f"shape {list(done.shape)}"
-            msg = f"the flat layout must have {cells} flags {show_path(path)}, got {got}: {_NOT_FLAT}"
+            msg = f"the flat layout must have {cells} flags {show_path(keys.done)}, got {got}: {_NOT_FLAT}"
             raise CheckpointError(msg)
         line = cls.of(shape, shift, full=full, device=done.device)
         return line, line.ends(done)
@@ -288,10 +285,6 @@ def collection(
     return made
 
 
-def _device_of(fields: Mapping[Field, Tensor]) -> torch.device:
-    return next(iter(fields.values())).device if fields else torch.device("cpu")
-
-
 def _places(ends: Tensor) -> Tensor:
     """Return the position of the observation of each row in the flat layout."""
     return torch.arange(ends.shape[0], device=ends.device) + ends.cumsum(0) - ends.long()
@@ -374,6 +367,12 @@ class TED2Flat:
             CheckpointError: if the flat layout cannot represent the rows; names the field.
             KeyMissingError: if a required field is missing.
         """
+        out, notes, _, ends = self._flat(data)
+        result = collection(out, notes, ends.device)
+        return result if path is None else result.memmap_(path)
+
+    def _flat(self, data: Any) -> tuple[dict[Field, Tensor], dict[Field, Any], Line, Tensor]:
+        """Return the fields of the flat layout, its other values, the order of rows, and which end an episode."""
         rows = Rows.read(data, self._keys)
         steps = rows.shape[0]
         shift = steps if self.shift is None else int(self.shift)
@@ -397,8 +396,7 @@ class TED2Flat:
             as_bits(out[key])[last] = as_bits(then)[ends]
         notes: dict[Field, Any] = {self._keys.is_full: full, self._keys.shift: shift, _SHAPE: tuple(rows.shape)}
         bare = [list(key) for key in rows.next if key in self._keys.flags and key not in rows.root]
-        result = collection(out, notes | ({_BARE: bare} if bare else {}), ends.device)
-        return result if path is None else result.memmap_(path)
+        return out, notes | ({_BARE: bare} if bare else {}), line, ends
 
 
 class Flat2TED:
@@ -443,8 +441,11 @@ class Flat2TED:
         Raises:
             CheckpointError: if `data` was not made by `TED2Flat` with the same keys, or is damaged.
         """
-        fields, notes = leaves_of(data)
-        line, ends = Line.read(fields, notes, self._keys, self._keys.done)
+        return self._rows(*leaves_of(data), out)
+
+    def _rows(self, fields: Mapping[Field, Tensor], notes: Mapping[Field, Any], out: Any) -> Any:
+        """Return the rows of the fields of the flat layout and its other values, written to `out` if it is given."""
+        line, ends = Line.read(fields, notes, self._keys)
         shape, cells = line.shape, ends.shape[0]
         first = _places(ends)
         bare = {_as_path(key) for key in notes.get(_BARE) or ()}
@@ -520,9 +521,7 @@ class TED2Nested(TED2Flat):
             CheckpointError: if the layout cannot represent the rows; names the field.
             KeyMissingError: if a required field is missing.
         """
-        fields, notes = leaves_of(super().__call__(data))
-        flag = self._keys.done[1:] if self._keys.done[0] == "next" else self._keys.done
-        line, ends = Line.read(fields, notes, self._keys, flag)
+        fields, notes, line, ends = self._flat(data)
         last = ends.view(line.num_envs, -1).clone()
         last[:, -1] = True  # rows that were never written are an item of their own, without a next observation
         stops = last.flatten().nonzero().flatten()
@@ -590,8 +589,7 @@ class Nested2TED(Flat2TED):
             CheckpointError: if `data` was not made by `TED2Nested` with the same keys, or is damaged.
         """
         found, notes = leaves_of(data)
-        fields = {key: _flatten(value) for key, value in found.items() if value.is_nested}
-        return super().__call__(collection(fields, notes, _device_of(fields)), out=out)
+        return self._rows({key: _flatten(value) for key, value in found.items() if value.is_nested}, notes, out)
 
 
 @final
@@ -675,7 +673,8 @@ class H5Combine:
                 raise CheckpointError(msg)
             lengths = torch.tensor([item.shape[0] for item in items], dtype=torch.int64, device=items[0].device)
             fields[key] = _nest(torch.cat(items), lengths)
-        return collection(fields, notes, _device_of(fields), (len(parts),))
+        device = next(iter(fields.values())).device if fields else torch.device("cpu")
+        return collection(fields, notes, device, (len(parts),))
 
 
 # -- HDF5 files of nested tensors, through h5py (the extra `h5`); reading follows no links and runs no code ------------

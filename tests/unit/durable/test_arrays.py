@@ -27,7 +27,6 @@ from ostinato.durable import (
     write_array,
 )
 from ostinato.durable.arrays import DTYPES, check_runs, place
-from ostinato.durable.checkpoint import changed_rows, print_of
 from ostinato.errors import CheckpointError, DamagedFileError
 
 SMALL_BLOCK = 4096
@@ -180,7 +179,7 @@ def test_fingerprints_find_every_changed_row_and_few_others() -> None:
         old, new = (torch.arange(rows * 100).view(rows, 100) for rows in (before, after))
         edited = {0, 500, min(before, after) - 1}
         new[list(edited)] += 1
-        runs = changed_rows(print_of(old), print_of(new), 800)
+        runs = checkpoint.changed_rows(checkpoint.print_of(old), checkpoint.print_of(new), 800)
         found = {row for first, count in runs.tolist() for row in range(first, first + count)}
         assert edited | set(range(before, after)) <= found <= set(range(after))
         assert len(found) < 600 + max(0, after - before)

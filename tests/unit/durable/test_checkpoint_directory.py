@@ -15,7 +15,6 @@ from ostinato.durable import checkpoint as directory
 from ostinato.errors import CheckpointError, DamagedFileError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 
@@ -214,7 +213,7 @@ def test_opening_while_somebody_saves_opens_the_newer_one(tmp_path: Path, monkey
     path = tmp_path / "a"
     save(path, 1)
     check = arrays.check_sizes
-    numbers: Iterator[int] = iter([2])
+    numbers = iter([2])
 
     def save_in_between(*args: Any) -> None:
         for number in numbers:

@@ -273,13 +273,9 @@ class Saves:
         self.snapshot: Snapshot | None = None
         self.lineages: dict[str, Lineage] = {}
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Return nothing: a copy has no saves."""
-        return {}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Start without saves."""
-        self.__init__()
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Make a copy without saves."""
+        return Saves, ()
 
     def loaded(self, save: str | None, ring: Ring, storage: Storage) -> None:
         """Let incremental saves go on from the save that was just loaded."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, final
+from typing import TYPE_CHECKING, Any, TypeVar, final
 
 import torch
 from torch import Tensor
@@ -444,8 +444,8 @@ def load_buffer(
     storages: Sequence[Storage],
     *,
     format_name: str = FORMAT,
-    verify: bool = True,
-    mmap: bool = False,
+    verify: bool,
+    mmap: bool,
 ) -> str | None:
     """Read a directory and hand its state to `restore`, with columns that are read when they are copied.
 
@@ -546,16 +546,8 @@ def _of(engine: Reader, ticket: Ticket) -> Ticket:
     return drawn
 
 
-class Target(NamedTuple):
-    """A buffer that a state is to be loaded into."""
-
-    engine: Reader
-    transform: Compose
-    batch_size: int | None
-
-
 def load_engine_states(
-    targets: Sequence[Target],
+    targets: Sequence[tuple[Reader, Compose, int | None]],
     states: Sequence[dict[str, Any]],
     queues: Sequence[Sequence[Ticket]] = (),
     transforms: Sequence[tuple[Compose, dict[str, Any]]] = (),
@@ -565,7 +557,7 @@ def load_engine_states(
     The states are loaded into copies of the engines, whose contents take the place of the present ones at the end.
 
     Args:
-        targets: the buffers.
+        targets: the buffers, with their transforms and batch sizes.
         states: theirs.
         queues: draws of each buffer that something else has queued.
         transforms: further transforms, and their states.
@@ -580,31 +572,31 @@ def load_engine_states(
     """
     loads: list[_Load] = []
     try:
-        for target, state in zip(targets, states, strict=True):
-            loads.append(whole := _Load(target, state))
-            views = target.engine.store.readers[1:]
+        for (engine, transform, batch_size), state in zip(targets, states, strict=True):
+            loads.append(whole := _Load(engine, transform, batch_size, state))
+            views = engine.store.readers[1:]
             for view, saved in zip(views, view_states(whole.state, len(views)), strict=True):
-                loads.append(_Load(Target(view, view.transform, view.batch_size), saved, whole.made.store))
+                loads.append(_Load(view, view.transform, view.batch_size, saved, whole.made.store))
         for load in loads:
             load.parts()
             load.draws()
         made = [load.made for load in loads if load.made.own]
         found = [[revive(m, _of(m, ticket)) for ticket in queue] for m, queue in zip(made, queues, strict=False)]
-        chains = [*((load.target.transform, load.state["transforms"]) for load in loads), *transforms]
+        chains = [(load.transform, load.state["transforms"]) for load in loads] + [*transforms]
         _check_transforms(chains)
         progress.finish()  # after this nothing can fail
     except BaseException:
         for load in loads:
             if load.made.own:
-                clear_filled([load.made.storage], [load.target.engine.storage])
+                clear_filled([load.made.storage], [load.engine.storage])
         raise
     for transform, state in chains:
         if state:
             transform.load_state_dict(state)
     for load in loads:
         load.exchange()
-    pairs_of_queues = zip(targets, found, strict=False)
-    return [[None if one is None else _of(target.engine, one) for one in queue] for target, queue in pairs_of_queues]
+    pairs = zip(targets, found, strict=False)
+    return [[None if one is None else _of(engine, one) for one in queue] for (engine, *_), queue in pairs]
 
 
 @final
@@ -616,9 +608,16 @@ class _Load:
         OptionError: if a part cannot be copied.
     """
 
-    def __init__(self, target: Target, state: dict[str, Any], store: Store | None = None) -> None:
-        self.target, engine = target, target.engine
-        self.state, self._pending, self._generator = check_state(engine, state, target.batch_size)
+    def __init__(
+        self,
+        engine: Reader,
+        transform: Compose,
+        batch_size: int | None,
+        state: dict[str, Any],
+        store: Store | None = None,
+    ) -> None:
+        self.engine, self.transform = engine, transform
+        self.state, self._pending, self._generator = check_state(engine, state, batch_size)
         self._saved = saved = self.state["storage"]["state"]
         if store is None and saved.get("schema") is not None:
             engine.store.source.storage.check_schema(saved["schema"], max(1, int(saved["lanes"])))
@@ -700,7 +699,7 @@ class _Load:
 
     def exchange(self) -> None:
         """Give the engine what was loaded into its copy; the parts stay the same objects. Raises nothing."""
-        engine, made = self.target.engine, self.made
+        engine, made = self.engine, self.made
         store = engine.store
         if engine.own:
             store.era += store.ring.written > 0  # batches drawn before are of other rows
@@ -847,7 +846,7 @@ def load_ensemble_state(
     for mix in queue:
         for i, ticket in zip(mix.members, mix.tickets, strict=True):
             queues[i].append(ticket)
-    targets = [Target(member.engine, member.buffer.transform, member.buffer.batch_size) for member in engine.own]
+    targets = [(member.engine, member.buffer.transform, member.buffer.batch_size) for member in engine.own]
     with readable("an ensemble"):
         own = [(transform, state["transforms"])]
     revived = [iter(found) for found in load_engine_states(targets, members, queues, own)]
