@@ -475,11 +475,13 @@ class UsesSampler(CountingSampler):
         self._reserve(counts.size)
         self._counts[: counts.size] = counts
         self._total = int(counts.sum())
-        ranked = isinstance(self._eligible, Eligible)
-        self._eligible.include(state["order"].numpy() if ranked else np.flatnonzero(counts < limit))
+        ranked, used = isinstance(self._eligible, Eligible), np.flatnonzero(counts == limit)
+        left = state["order"].numpy() if ranked else np.flatnonzero(counts < limit)
+        self._eligible.include(np.concatenate((left, used)))  # slots of all rows are known, as if they were written
+        self._eligible.exclude(used)
         if self.leaves:
             self._free.add(state["free"].numpy())
-            self._free.add(np.flatnonzero(counts == limit))
+            self._free.add(used)
             self.ran_out = bool(state["ran_out"])
 
 
