@@ -57,13 +57,8 @@ def test_a_pipe_that_is_closed_early_prints_no_traceback(saved: Path) -> None:
 
 
 def test_output_that_is_no_terminal_has_no_colours_and_any_encoding(saved: Path) -> None:
-    commands = [
-        ["inspect", str(saved)],
-        ["verify", str(saved)],
-        ["--version"],
-        ["--help"],
-        ["inspect", "no where" * 30],
-    ]
+    nowhere = "no where" * 30
+    commands = [["inspect", str(saved)], ["verify", str(saved)], ["--version"], ["--help"], ["inspect", nowhere]]
     start = f"""
 import os, runpy, sys
 del os.environ["COLUMNS"]
