@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
 from ostinato import SamplerWithoutReplacement
 from ostinato._backend import backend, use_backend
+from ostinato.errors import OstinatoError
 from tests.processes import CONTEXT
 from tests.registry import BUFFERS, Registered, registered
 
@@ -34,6 +37,28 @@ def test_what_native_code_saved_goes_on_without_it(tmp_path: Path) -> None:
             loaded = contract.make(contract.capacity)
             loaded.loads(tmp_path / str(number))
             assert contract.go_on(loaded) == expected, name
+
+
+@pytest.mark.parametrize("left", [0, 1, 5])
+@pytest.mark.parametrize("name", BUFFERS)
+def test_a_buffer_with_few_rows_goes_on(name: str, left: int, tmp_path: Path) -> None:
+    """New, emptied, or without its newest rows where it lets them be deleted."""
+    contract = registered(name)
+    for number, buffer in enumerate((contract.make(contract.capacity), contract.fill())):
+        for member in getattr(buffer, "members", [buffer]):
+            member.empty()
+        if left:
+            contract.extend(buffer, 6, 0)
+            with suppress(OstinatoError):
+                for member in getattr(buffer, "members", [buffer]):
+                    member.delete(torch.arange(left, len(member)))
+        loaded = contract.make(contract.capacity)
+        buffer.dumps(tmp_path / str(number))
+        loaded.loads(tmp_path / str(number))
+        assert len(loaded) == len(buffer)
+        for each in (loaded, buffer):
+            contract.extend(each, 6, 500)
+        assert contract.go_on(loaded) == contract.go_on(buffer)
 
 
 class _LosesItsPlace(SamplerWithoutReplacement):

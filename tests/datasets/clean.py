@@ -60,7 +60,7 @@ def locomotion(lengths: list[int], seed: int = 0) -> dict[str, Array]:
     contact = generator.standard_t(2.5, (rows, 3)) * (generator.random((rows, 1)) < 0.2)
     angle = np.cumsum(generator.normal(0, 0.05, rows))
     quaternion = np.stack([np.cos(angle), np.sin(angle), 0 * angle, 0 * angle], 1)
-    quaternion *= np.where(np.cos(angle) < 0, -1, 1)[:, None]  # one of the two signs, as many simulators do it
+    quaternion *= generator.choice([-1, 1], (rows, 1))  # either sign is the same rotation
     observation = np.concatenate([walk, contact, quaternion], 1)
     return {
         "observations": observation.astype(np.float32),

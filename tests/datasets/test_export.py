@@ -91,7 +91,10 @@ def test_files_and_statistics_of_lerobot(exported: Path, tmp_path: Path) -> None
     assert [str(found) for found in examine(exported, full=True).findings if found.severity != "note"] == []
     info = json.loads((exported / "meta/info.json").read_text())
     assert (info["codebase_version"], info["fps"], info["robot_type"]) == ("v3.0", 10, "arm")
-    assert len(list(exported.rglob("data/*/*.parquet"))) > 1
+    files = list(exported.rglob("data/*/*.parquet"))
+    assert len(files) > 1
+    shapes = json.loads(pq.read_schema(files[0]).metadata[b"huggingface"])["info"]["features"]
+    assert (shapes["timestamp"]["_type"], shapes["action"]["length"]) == ("Value", 2)
     tasks = pq.read_table(exported / "meta/tasks.parquet").to_pylist()
     assert tasks == [{"task_index": n, "__index_level_0__": f"task {n}"} for n in range(2)]
     rows = pq.read_table(exported / "meta/episodes/chunk-000/file-000.parquet").to_pylist()
@@ -172,6 +175,7 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("lerobot", {"fps": 10, "keyframe_interval": 0}),
     ("lerobot", {"fps": 10, "data_file_mb": -1}),
     ("lerobot", {"fps": 10, "task": ["a"]}),
+    ("lerobot", {"fps": 10, "task": "a", "task_key": "task"}),
     ("lerobot", {"fps": 10, "layout": "d4rl"}),
     ("minari", {"dataset_id": "no version"}),
     ("hdf5", {"layout": "other"}),
@@ -373,7 +377,7 @@ def test_minari_is_read_back_bit_by_bit(tmp_path: Path) -> None:
 def test_minari_holds_each_observation_once_and_says_what_it_assumes(tmp_path: Path) -> None:
     parts = transitions(nested=False)
     parts[1]["next"]["observation"] = parts[1]["next"]["observation"].copy()
-    parts[1]["next"]["observation"][1] += 1
+    parts[1]["next"]["observation"][1, 2] += 1
     refused(tmp_path / "out", parts, SchemaError, "episode 1, step 1", format="minari")
     for part in parts:
         part["next"] = {key: part["next"][key] for key in ("observation", "reward", "done")}

@@ -317,6 +317,11 @@ def test_wrong_lines_of_version_2_1(tmp_path: Path) -> None:
         file.write_text("\n".join(lines) + "\n")
         with pytest.raises(DamagedFileError, match=message):
             open_dataset(model.path)
+    for size in (0, "1"):
+        edit_info(model.path, chunks_size=size)
+        with pytest.raises(DamagedFileError, match="chunks_size must be an integer of at least 1"):
+            open_dataset(model.path)
+    edit_info(model.path, chunks_size=1000)
     file.write_text("")
     with pytest.raises(SchemaError, match="has no episode"):
         open_dataset(model.path)

@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 
 from ostinato.distributed.routing import (
     MAX_SHARDS,
+    ShardWeight,
     WriteOrder,
     allot,
     allot_consuming,
+    weight_factors,
 )
 from ostinato.errors import OptionError
 
@@ -23,6 +25,11 @@ from ostinato.errors import OptionError
 def test_no_shard_without_mass_is_chosen(masses: list[float], uniforms: list[float]) -> None:
     chosen = allot(masses, torch.tensor(uniforms, dtype=torch.float64))
     assert all(masses[i] > 0 for i in chosen.tolist())
+
+
+def test_weights_are_relative_to_the_least_value_that_can_be_drawn() -> None:
+    weights = {0: ShardWeight(1, 0.0, 0.1, 0.5), 2: ShardWeight(3, 5.0, 4.0, 0.5), 3: ShardWeight(2, 1.0, 1.0, 0.5)}
+    assert weight_factors(weights) == {2: 0.5, 3: 1.0}
 
 
 SUPPLY = st.lists(

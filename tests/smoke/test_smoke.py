@@ -29,7 +29,6 @@ with warnings.catch_warnings():
 from ostinato import (
     LazyTensorStorage,
     ListStorage,
-    PrioritizedReplayBuffer,
     PrioritizedSampler,
     ReplayBuffer,
     Trajectory,
@@ -187,24 +186,11 @@ def test_other_buffers() -> None:
     rb = ReplayBuffer(storage=LazyTensorStorage(8), writer=ostinato.ReservoirWriter(), batch_size=4, prefetch=2)
     rb.extend(rows(100))
     check(rb.sample(), 4)
-    limiter = ostinato.RateLimiter(samples_per_insert=1, error_buffer=32, min_size_to_sample=8)
-    limited = PrioritizedReplayBuffer(
-        alpha=0.7, beta=0.5, storage=LazyTensorStorage(32), batch_size=4, rate_limiter=limiter
-    )
-    limited.extend(rows(16), timeout_s=1.0)
-    check(limited.sample(timeout_s=1.0), 4)
     members = [ReplayBuffer(storage=LazyTensorStorage(32)) for _ in range(2)]
     for member in members:
         member.extend(rows(16))
     with ostinato.ReplayBufferEnsemble(*members, p=[0.5, 0.5], batch_size=8) as both:
         assert both.sample()["t"].numel() == 8
-    envs = ReplayBuffer(storage=LazyTensorStorage(30, ndim=2), batch_size=6)
-    steps = ostinato.VectorEnvRecorder(envs, 2, "SAME_STEP")
-    obs, over = torch.zeros(2, 3), torch.zeros(2, dtype=torch.bool)
-    steps.reset(obs)
-    for number in range(5):
-        steps.add_step(torch.arange(2), obs + number, torch.ones(2), over, over, {})
-    assert len(envs) == 10
     amp = isaacgymenvs.ReplayBuffer(9, torch.device("cpu"))
     amp.store({"amp_obs": torch.ones(12, 3)})
     assert amp.sample(4)["amp_obs"].shape == (4, 3)

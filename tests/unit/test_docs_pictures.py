@@ -1,4 +1,4 @@
-"""What the pictures of docs show is what the library does; and the table of samplers and units says what they do."""
+"""What the pictures of docs show is what the library does; the table of samplers and units has all samplers."""
 
 from __future__ import annotations
 
@@ -6,40 +6,17 @@ import importlib.util
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 import ostinato
-from ostinato import (
-    FrameStack,
-    Hindsight,
-    LazyTensorStorage,
-    NStep,
-    PrioritizedSampler,
-    PrioritizedSliceSampler,
-    ReplayBuffer,
-    SequenceUnit,
-)
-from ostinato.errors import OptionError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = pytest.mark.house
 
 DOCS = Path(__file__).parents[2] / "docs"
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Draws of a few rows take six times as long when the threads of two tests wait for each other on two cores."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def script(name: str) -> Any:
@@ -91,24 +68,6 @@ def test_the_tree_of_the_picture_draws_what_it_says(monkeypatch: pytest.MonkeyPa
     assert draws.save(draws.hindsight(), tmp_path / "hindsight.png").read_bytes()[:4] == b"\x89PNG"
 
 
-OPTIONS: dict[str, Any] = {
-    "PrioritizedSampler": lambda: PrioritizedSampler(100, 0.6, 0.4),
-    "PrioritizedSliceSampler": lambda: PrioritizedSliceSampler(100, 0.6, 0.4, slice_len=2),
-}
-
-
-def reward_fn(batch: Any) -> torch.Tensor:
-    reached: torch.Tensor = batch["next_achieved_goal"] == batch["desired_goal"]
-    return reached.float()
-
-
-COLUMNS: list[list[Any]] = [
-    [lambda: None, lambda: NStep(3, 0.9), lambda: FrameStack(2, ["obs"]), lambda: Hindsight(reward_fn)],
-    [lambda: SequenceUnit(3), lambda: SequenceUnit(3, "stop"), lambda: SequenceUnit(3, "include_reset")],
-    [lambda: SequenceUnit(3, "strict")],
-]
-
-
 def table() -> list[tuple[str, list[str]]]:
     """The table of the page: samplers, and what is said of each kind of unit."""
     section = (DOCS / "sampling.md").read_text().split("## Which sampler with which unit")[1].split("\n## ")[0]
@@ -131,32 +90,4 @@ def test_the_table_has_every_sampler() -> None:
     listed = {name for name, _ in table()}
     assert listed <= public
     assert all(f"`{name}`" in below for name in public - base - listed)
-    assert all(len(cells) == len(COLUMNS) and all(cells) for _, cells in table())
-
-
-def drawn(sampler: Any, unit: Any, rows: dict[str, torch.Tensor], batches: int) -> set[int]:
-    """Slots of all rows drawn, or of the anchors where windows are made around them."""
-    rb = ReplayBuffer(storage=LazyTensorStorage(100), sampler=sampler, sample_unit=unit)
-    rb.extend(rows)
-    seen: set[int] = set()
-    for _ in range(batches):
-        _, info = rb.sample(24, return_info=True)
-        seen |= set(info.get("anchor_index", info["index"]).tolist())
-    return seen
-
-
-@pytest.mark.parametrize(("name", "cells"), table(), ids=[name for name, _ in table()])
-def test_every_cell_of_the_table_is_true(name: str, cells: list[str]) -> None:
-    at = torch.arange(30)
-    rows = {"obs": at.float(), "reward": at.float(), "next_obs": at + 1.0, "done": at % 10 == 9}
-    rows |= {"achieved_goal": at.float(), "next_achieved_goal": at + 1.0, "desired_goal": at * 0.0}
-    options = {"slice_len": 2} if name.startswith("Slice") else {}
-    make = OPTIONS.get(name, lambda: getattr(ostinato, name)(**options))
-    for said, units in zip(cells, COLUMNS, strict=True):
-        for unit in units:
-            if said == "raises":
-                with pytest.raises(OptionError, match="leave one of them out"):
-                    drawn(make(), unit(), rows, 1)
-                continue
-            seen = drawn(make(), unit(), rows, 200)
-            assert seen == {i for i in range(30) if i % 10 < 8 or not re.search(r"\bM`", said)}
+    assert all(len(cells) == 3 and all(cells) for _, cells in table())

@@ -450,10 +450,12 @@ class UsesSampler(CountingSampler):
         self._reserve(counts.size)
         self._counts[: counts.size] = counts
         self._total = int(counts.sum())
-        self._eligible.include(state["eligible"].numpy())
+        used = np.flatnonzero(counts == limit)  # slots of all rows are known, as if they were written
+        self._eligible.include(np.concatenate((state["eligible"].numpy(), used)))
+        self._eligible.exclude(used)
         if self.leaves:
             self._free.add(state["free"].numpy())
-            self._free.add(np.flatnonzero(counts == limit))
+            self._free.add(used)
             self.ran_out = bool(state["ran_out"])
 
 

@@ -109,31 +109,17 @@ def test_interleaved_trajectories_leave_whole() -> None:
 
 def test_priorities_follow_their_rows_and_stale_ones_reach_none() -> None:
     rb = buffer(sampler=PrioritizedSampler(1000, 1.0, 1.0, eps=0.0))
-    known: dict[int, float] = {}
     rb.extend(rows(0, 40))
-    for step in range(40):
-        batch, info = rb.sample(return_info=True)
-        before = len(rb)
-        rb.extend(rows(40 + 5 * step, 5))
-        given = torch.arange(8.0) + step + 1
-        rb.update_priority(info["index"], given, info["index_generation"])
-        if len(rb) == before + 5:  # no row has moved since the draw
-            known.update(zip(batch["id"].tolist(), given.tolist(), strict=True))
-        found = dict(zip(rb["id"].tolist(), rb.sampler.state_dict()["priorities"].tolist(), strict=True))
-        known = {i: known[i] for i in found if i in known}
-        assert known == {i: found[i] for i in known}
+    for start in range(40, 240, 5):
+        rb.update_priority(torch.arange(len(rb)), rb["id"] + 1.0)
+        info = rb.sample(return_info=True)[1]
+        moved = len(rb) + 5
+        rb.extend(rows(start, 5))
+        if len(rb) < moved:
+            rb.update_priority(info["index"], torch.zeros(8), info["index_generation"])
+        kept = rb["id"][rb["id"] < start]
+        assert rb.sampler.state_dict()["priorities"].tolist()[: len(kept)] == (kept + 1.0).tolist()
     assert rb.stats().stale_updates > 0
-    values = torch.zeros(len(rb))
-    values[-2:] = torch.tensor([1.0, 3.0])
-    rb.update_priority(torch.arange(len(rb)), values)
-    rb.extend(rows(240, 20))
-    ids = rb["id"]
-    assert ids[0] > 40
-    rest = (ids > 239).nonzero().flatten()
-    rb.update_priority(rest, torch.zeros(len(rest)))
-    drawn = torch.cat([rb.sample(100)["id"] for _ in range(20)])
-    assert set(drawn.tolist()) == {238, 239}
-    assert (drawn == 239).float().mean().item() == pytest.approx(0.75, abs=0.04)
 
 
 def test_a_pass_without_replacement_goes_on() -> None:

@@ -11,7 +11,7 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDict, tensorclass
 from torch import Tensor
 
-from ostinato import LazyTensorStorage, ListStorage, ReplayBuffer, TensorDictReplayBuffer
+from ostinato import LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
 from ostinato.errors import KindError, SchemaError
 
 from ...tags import buffer
@@ -150,12 +150,6 @@ def test_numbers_and_arrays_are_taken_at_the_door() -> None:
     for value in (2**70, 10**400):  # fit no dtype
         with pytest.raises((ValueError, TypeError), match="'a'"):
             buffer("packed").add({"a": value})
-
-
-def test_one_dict_given_to_extend_is_ambiguous_for_a_list_storage() -> None:
-    for wrong in ({"a": 1}, "text", b"bytes"):
-        with pytest.raises(TypeError, match=r"use add\(\)"):
-            ReplayBuffer(storage=ListStorage(10)).extend(wrong)
 
 
 def laid_out(values: Tensor) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from ostinato import LazyTensorStorage, Observer, ReplayBuffer, ReplayBufferEnsemble, RowValues
+from ostinato import LazyTensorStorage, Observer, ReplayBuffer, ReplayBufferEnsemble, RowValues, TensorStorage
 from ostinato.errors import CheckpointError, KindError, UsageError
 
 if TYPE_CHECKING:
@@ -61,6 +61,10 @@ def test_numbers_follow_rows(tmp_path: Path) -> None:
     assert copies.values[2] == 0
     rb.empty()
     assert not copies.values.any()
+    weights = RowValues("weight", 2.0)
+    rb.observe(weights)
+    rb.set_storage(TensorStorage(torch.arange(5)))
+    assert weights.values[:5].tolist() == [2.0] * 5
 
 
 def test_what_cannot_be_observed() -> None:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 pytest.importorskip("typer")
 
+from ostinato.cli.output import _size
+
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
@@ -55,9 +57,11 @@ def test_a_pipe_that_is_closed_early_prints_no_traceback(saved: Path) -> None:
 
 
 def test_output_that_is_no_terminal_has_no_colours_and_any_encoding(saved: Path) -> None:
-    commands = [["inspect", str(saved)], ["verify", str(saved)], ["--version"], ["--help"], ["inspect", "nowhere"]]
+    nowhere = "no where" * 30
+    commands = [["inspect", str(saved)], ["verify", str(saved)], ["--version"], ["--help"], ["inspect", nowhere]]
     start = f"""
-import runpy, sys
+import os, runpy, sys
+del os.environ["COLUMNS"]
 for line in {commands!r}:
     sys.argv = ["ostinato", *line]
     try:
@@ -69,9 +73,14 @@ for line in {commands!r}:
     assert "4 of 100 rows" in done.stdout
     assert f"ostinato {version('ostinato')}\n" in done.stdout
     assert "Usage" in done.stdout
-    assert "nowhere" in done.stderr
+    assert nowhere in done.stderr, "lines are not wrapped"
     assert "\x1b" not in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_sizes_have_three_digits() -> None:
+    sizes = {999: "999 B", 1000: "1 kB", 1536: "1.54 kB", 10**9: "1 GB", 2 * 10**13: "20 TB"}
+    assert [_size(nbytes) for nbytes in sizes] == list(sizes.values())
 
 
 def test_errors_are_one_line_and_wrong_usage_exits_with_2(tmp_path: Path) -> None:

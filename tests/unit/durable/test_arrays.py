@@ -163,6 +163,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+LONG = {"dtype": "int64", "offset": 0}
+"""Rows of 12 bytes have no aligned integers of 8 bytes."""
+
+
 def test_records_are_checked_field_by_field() -> None:
     for change, message in WRONG:
         changed = {"files": [{**GOLDEN_FILE, **change}]} if change.keys() <= GOLDEN_FILE.keys() else change
@@ -172,6 +176,12 @@ def test_records_are_checked_field_by_field() -> None:
     for node in nodes:
         with pytest.raises(DamagedFileError, match="exactly the keys"):
             ArrayRecord.from_json(node)
+    rows = {"rows": ArrayRecord.whole("uint8", (3, 12), ())}
+    column = {"dtype": "int32", "shape": [3], "of": "rows", "offset": 4}
+    assert ArrayRecord.from_json(column, arrays=rows).offset == 4
+    for changes in ({"of": "x"}, {"shape": []}, {"shape": [4]}, *({"offset": at} for at in (4.0, -4, 12, 2)), LONG):
+        with pytest.raises(DamagedFileError, match="obs"):
+            ArrayRecord.from_json({**column, **changes}, where="obs", arrays=rows)
 
 
 def test_fingerprints_find_every_changed_row_and_few_others() -> None:

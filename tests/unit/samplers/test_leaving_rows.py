@@ -95,7 +95,6 @@ EXCLUDED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: make(2**31), OptionError, "consume_after_n_samples must be below"),
     (lambda: make(0), OptionError, "must be a positive integer, got 0"),
     (lambda: make(True), KindError, "must be a positive integer, got True"),
-    (lambda: ConsumingSampler(1.5), KindError, "max_sample_count must be a positive integer"),  # type: ignore[arg-type]
     (lambda: make(sampler=SamplerWithoutReplacement()), OptionError, "only supports the default RandomSampler"),
     (lambda: make(sampler=ConsumingSampler(2)), OptionError, "conflicts with the provided ConsumingSampler"),
     (lambda: make().set_storage(LazyTensorStorage(4, ndim=2)), OptionError, "1-dimensional"),

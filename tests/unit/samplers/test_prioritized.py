@@ -13,7 +13,7 @@ from ostinato import (
     PrioritizedSampler,
     ReplayBuffer,
 )
-from ostinato.errors import CapacityError, CheckpointError, KindError, OptionError, PriorityError
+from ostinato.errors import CapacityError, CheckpointError, OptionError, PriorityError
 from ostinato.testing.views import make_view
 
 
@@ -40,7 +40,6 @@ def priorities(rb: ReplayBuffer) -> list[float]:
 WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"max_capacity": 0}, CapacityError, "max_capacity must be in"),
     ({"max_capacity": 2**60}, CapacityError, "give the storage a max_size"),
-    ({"max_capacity": 2.5}, KindError, "max_capacity must be an integer"),
     ({"alpha": -0.1}, OptionError, r"alpha must be greater or equal than 0, got alpha=-0\.1"),
     ({"alpha": "much"}, OptionError, "alpha must be"),
     ({"beta": 40}, OptionError, r"beta must be in \[0, 2\], .* got beta=40"),

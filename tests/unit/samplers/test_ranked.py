@@ -108,7 +108,6 @@ def test_states_of_other_options_and_damaged_ones() -> None:
 
 WRONG: list[tuple[Callable[[], Any], type[Exception]]] = [
     (lambda: StackSampler(0), OptionError),
-    (lambda: StackSampler(1.5), KindError),  # type: ignore[arg-type]
     (lambda: HeapSampler(0), CapacityError),
     (lambda: HeapSampler(8, "best"), OptionError),  # type: ignore[arg-type]
     (lambda: HeapSampler(8, reduction="sum"), OptionError),

@@ -146,7 +146,6 @@ WRONG: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: make([1], version_key="v").sample(), KeyMissingError, "Could not find key 'v' in the replay buffer"),
     (lambda: make([[1, 2]]).sample(), SchemaError, "one number for each row"),
     (lambda: make([1], max_staleness=-2), OptionError, "an integer of at least -1, got -2"),
-    (lambda: make([1], max_staleness=1.5), KindError, "max_staleness must be an integer"),
     (lambda: make([1], staleness_weight_fn=3), KindError, "must be callable"),
     (lambda: make([1], staleness_weight_fn=torch.sum).sample(), SchemaError, "one weight for each of 1 rows"),
     (lambda: make([1], staleness_weight_fn=lambda s: -s - 1).sample(), PriorityError, "at least 0"),

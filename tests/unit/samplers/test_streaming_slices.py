@@ -20,7 +20,6 @@ from ostinato.errors import (
     CapacityError,
     CheckpointError,
     EmptyBufferError,
-    KindError,
     OptionError,
     UsageError,
 )
@@ -153,7 +152,6 @@ def streaming(storage: LazyTensorStorage, **options: Any) -> ReplayBuffer:
 
 
 ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
-    (lambda: StreamingSliceSampler(slice_len=1.5), KindError, "slice_len must be a positive integer"),  # type: ignore[arg-type]
     (lambda: StreamingSliceSampler(slice_len=0), OptionError, "slice_len must be a positive integer"),
     (lambda: make(3, capacity=2), CapacityError, "max_size >= 3"),
     (lambda: streaming(LazyTensorStorage(9, ndim=2)), UsageError, "requires a one-dimensional storage"),

@@ -103,7 +103,7 @@ def test_lists_take_rows_of_any_iterable() -> None:
         rb = ReplayBuffer(storage=ListStorage(10))
         assert rb.extend(kind([1, 2, 3])).tolist() == [0, 1, 2]
         assert [int(x) for x in rb[:]] == [1, 2, 3]
-    for wrong in (5, None, 2.5):
+    for wrong in (5, None, 2.5, {"a": 1}, "text", b"bytes"):
         with pytest.raises(KindError, match=r"use add\(\)"):
             rb.extend(wrong)
     assert len(rb) == 3
