@@ -14,12 +14,12 @@ from ostinato.buffers.checkpoint.load import load_buffer, load_ensemble_state
 from ostinato.buffers.checkpoint.save import Saves, save_buffer
 from ostinato.buffers.checkpoint.state import ENSEMBLE_FORMAT, ensemble_checker, ensemble_state
 from ostinato.buffers.pipeline import Pipeline
-from ostinato.buffers.priority_updates import in_era, priority_fields
 from ostinato.buffers.rate_limit import Ask, Waiters
 from ostinato.buffers.reader import Reader
 from ostinato.buffers.records import Mix
 from ostinato.buffers.replay import ReplayBuffer
 from ostinato.buffers.sampling import INFO
+from ostinato.buffers.updates import in_era, priority_fields
 from ostinato.buffers.variants import TensorDictReplayBuffer
 from ostinato.core import kinds
 from ostinato.core.records import Run

@@ -23,11 +23,11 @@ from ostinato.buffers.options import (
 )
 from ostinato.buffers.part_owners import check_free, record_owner
 from ostinato.buffers.policy_versions import begin_versions, no_versions
-from ostinato.buffers.priority_updates import as_sampler, check_sampler, priorities_of_rows, read_slots
 from ostinato.buffers.rate_limit import Ask, Gate, Stock, as_counting, check_counting
 from ostinato.buffers.records import Rows, Source, Ticket
 from ostinato.buffers.remover import check_deletable, make_remover
 from ostinato.buffers.store import Store
+from ostinato.buffers.updates import as_sampler, check_sampler, priorities_of_rows
 from ostinato.core.counts import BufferCounts, make_counts
 from ostinato.core.episodes.tracker import EpisodeTracker, merge_episodes
 from ostinato.core.kinds import require_eager
@@ -41,6 +41,7 @@ from ostinato.errors import (
     WaitTimeoutError,
 )
 from ostinato.samplers.base import check_not_negative, check_rows
+from ostinato.samplers.standalone import read_slots
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -49,12 +50,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato._native import Direct
-    from ostinato.buffers.conditional_updates import ConditionalUpdate, ConditionalUpdateResult
     from ostinato.buffers.observer import Incoming, Observer
     from ostinato.buffers.pipeline import Prefetcher
-    from ostinato.buffers.priority_updates import PriorityUpdate
     from ostinato.buffers.rate_limit import RateLimiter
     from ostinato.buffers.remover import RemoverName
+    from ostinato.buffers.updates import ConditionalUpdate, ConditionalUpdateResult, PriorityUpdate
     from ostinato.core.episodes.tracker import Episodes
     from ostinato.core.ring import Ring
     from ostinato.samplers import PrioritySampler, Sampler

@@ -9,19 +9,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ostinato.buffers.conditional_updates import ConditionalUpdateResult, parse_conditional
 from ostinato.buffers.options import require_tracking, warn_of_sampler
-from ostinato.buffers.priority_updates import (
+from ostinato.buffers.replay import ReplayBuffer
+from ostinato.buffers.updates import (
     PAD_MASK,
+    ConditionalUpdateResult,
     as_sampler,
+    parse_conditional,
     parse_update,
     priorities_of_batch,
-    read_integers,
-    read_priorities,
-    read_slots,
     steps_of,
 )
-from ostinato.buffers.replay import ReplayBuffer
 from ostinato.core import kinds
 from ostinato.core.episodes.tracker import as_path
 from ostinato.core.index import check_members
@@ -31,7 +29,7 @@ from ostinato.core.rows import map_leaves
 from ostinato.errors import KeyMissingError, KindError, OptionError, SchemaError, UsageError
 from ostinato.samplers import SliceSampler
 from ostinato.samplers.base import check_not_negative, check_rows
-from ostinato.samplers.standalone import check_one_each
+from ostinato.samplers.standalone import check_one_each, read_integers, read_priorities, read_slots
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -454,13 +452,10 @@ class RoutedBuffer(ReplayBuffer):
 
             updates = {
                 i: parse_conditional(
-                    engines[i].storage,
-                    engines[i].sampler,
+                    engines[i],
                     _take(named.indices, at),
                     _take(generations, at),
                     map_leaves({} if patch is None else patch, partial(_part, at=at, lead=lead)),
-                    least_index=engines[i].least_index,
-                    steps=steps_of(engines[i]),
                     version=_part(version, at, lead),
                     priority=_part(priority, at, lead),
                     version_key=version_key,

@@ -13,9 +13,9 @@ from ostinato.buffers.checkpoint.save import Saves, save_state
 from ostinato.buffers.checkpoint.state import FORMAT, check_counts, own_tensors, read_generator, saved_rows
 from ostinato.buffers.drawn_ahead import HeldRows
 from ostinato.buffers.part_owners import record_owner
-from ostinato.buffers.priority_updates import as_sampler, check_sampler, generations_at, priorities_of_rows
 from ostinato.buffers.rate_limit import Ask, Stock, Waiters
 from ostinato.buffers.records import Rows, Source, Ticket
+from ostinato.buffers.updates import as_sampler, check_sampler, generations_at, priorities_of_rows
 from ostinato.core.kinds import require_eager
 from ostinato.core.records import Draw, Run, View
 from ostinato.core.ring import Ring
@@ -35,13 +35,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato._native import Direct
-    from ostinato.buffers.conditional_updates import ConditionalUpdate, ConditionalUpdateResult
     from ostinato.buffers.pipeline import Prefetcher
     from ostinato.buffers.policy_versions import Versions
-    from ostinato.buffers.priority_updates import PriorityUpdate
     from ostinato.buffers.rate_limit import Gate, RateLimiter
     from ostinato.buffers.records import Engine
     from ostinato.buffers.remover import Remover, RemoverName
+    from ostinato.buffers.updates import ConditionalUpdate, ConditionalUpdateResult, PriorityUpdate
     from ostinato.core.episodes.tracker import Episodes, EpisodeTracker
     from ostinato.core.shared_ring import SharedRing
     from ostinato.storages import Storage

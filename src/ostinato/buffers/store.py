@@ -21,16 +21,15 @@ from ostinato.buffers.options import (
 )
 from ostinato.buffers.part_owners import check_free, forget_rows, record_owner
 from ostinato.buffers.policy_versions import check_versions
-from ostinato.buffers.priority_updates import (
+from ostinato.buffers.rate_limit import Waiters, as_counting
+from ostinato.buffers.records import Rows, Source, Ticket
+from ostinato.buffers.remover import Remover, check_deletable
+from ostinato.buffers.updates import (
     GENERATIONS_PER_ERA,
     check_sampler,
     generations_at,
     read_generations,
-    read_slots,
 )
-from ostinato.buffers.rate_limit import Waiters, as_counting
-from ostinato.buffers.records import Rows, Source, Ticket
-from ostinato.buffers.remover import Remover, check_deletable
 from ostinato.core.counts import BufferCounts, make_counts
 from ostinato.core.eligible import Eligible
 from ostinato.core.index import select
@@ -39,6 +38,7 @@ from ostinato.core.records import Run, View
 from ostinato.core.ring import Ring
 from ostinato.errors import SlotError, UsageError
 from ostinato.samplers.base import check_not_negative, check_rows
+from ostinato.samplers.standalone import read_slots
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ostinato.buffers.conditional_updates import ConditionalUpdateResult
-from ostinato.buffers.priority_updates import read_integers, read_priorities
+from ostinato.buffers.updates import ConditionalUpdateResult, read_generations
 from ostinato.core import kinds
 from ostinato.distributed.routing import split_index
 from ostinato.distributed.serialization import Serialized
@@ -18,6 +17,7 @@ from ostinato.distributed.writing import check_owners
 from ostinato.errors import OptionError
 from ostinato.samplers.base import check_not_negative
 from ostinato.samplers.priorities import raise_invalid
+from ostinato.samplers.standalone import read_integers, read_values
 
 if TYPE_CHECKING:
     from ostinato.distributed.shard_client import ShardClient
@@ -93,14 +93,8 @@ def update_shards(
 
 def _find_rows(index: Any, generation: Any, shards: int, info: ShardInfo) -> _Rows:
     where = read_integers("index", index).to("cpu", torch.int64)
-    generations = read_integers("generation", generation).to("cpu", torch.int64).reshape(-1)
-    if generations.shape[0] != where.numel():
-        msg = (
-            f"index and generation must address the same number of records, got {where.numel()} indices and "
-            f"{generations.shape[0]} generations: pass index and index_generation of a sample"
-        )
-        raise OptionError(msg)
     flat = where.reshape(-1)
+    generations = read_generations(generation, flat, OptionError)
     check_not_negative(flat, least=info.least_index)
     owners, slots = split_index(flat)
     check_owners(owners, flat, shards)
@@ -110,10 +104,9 @@ def _find_rows(index: Any, generation: Any, shards: int, info: ShardInfo) -> _Ro
 
 def _check_priorities(priority: Any, batch: tuple[int, ...], info: ShardInfo) -> Tensor:
     """Return one priority for each row, or one for all; a shard names a sampler that has none."""
-    values = read_priorities(priority, batch, info.steps).to("cpu")
-    values = (info.reduce(values) if values.ndim > 1 else values).to(torch.float64)
+    values = read_values(priority, batch, info.reduce, info.steps).to("cpu")
     if not bool(((values >= 0) & (values < torch.inf)).all()):
-        raise_invalid(values.reshape(-1))
+        raise_invalid(values)
     return values
 
 

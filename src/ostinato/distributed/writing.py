@@ -10,16 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ostinato.buffers.priority_updates import (
+from ostinato.buffers.rate_limit import RateLimiter, replayable
+from ostinato.buffers.updates import (
     PriorityUpdate,
     parse_update,
     priorities_of_batch,
     read_generations,
-    read_integers,
-    read_slots,
     rows_of_sample,
 )
-from ostinato.buffers.rate_limit import RateLimiter, replayable
 from ostinato.core import kinds
 from ostinato.distributed.deadlines import GRACE_S, Deadline
 from ostinato.distributed.ray_client import RETRY, finishes, probe, ray
@@ -28,6 +26,7 @@ from ostinato.distributed.serialization import Serialized
 from ostinato.errors import KindError, SlotError
 from ostinato.samplers.base import check_not_negative
 from ostinato.samplers.priorities import raise_invalid, reduce_items
+from ostinato.samplers.standalone import Indexing, read_integers, read_slots
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -79,14 +78,6 @@ class ShardInfo(NamedTuple):
 # -- priorities -------------------------------------------------------------------------------------------------------
 
 
-class _Indexing(NamedTuple):
-    """How an index names rows of shards: one number for shard and slot."""
-
-    ndim: int = 1
-    num_envs: int = 1
-    device: torch.device = torch.device("cpu")
-
-
 def parse_shard_update(shards: ShardInfo, index: Any, priority: Any, generation: Any) -> PriorityUpdate | None:
     """Parse the arguments of `update_priority`; None, with a warning, if the shards have no priorities.
 
@@ -97,7 +88,7 @@ def parse_shard_update(shards: ShardInfo, index: Any, priority: Any, generation:
     """
     if not _has_priorities(shards):
         return None
-    return _checked(parse_update(index, priority, generation, _Indexing(), shards.reduce, shards.steps), shards)
+    return _checked(parse_update(index, priority, generation, Indexing(), shards.reduce, shards.steps), shards)
 
 
 def parse_batch_update(shards: ShardInfo, data: Any) -> PriorityUpdate | None:
@@ -105,7 +96,7 @@ def parse_batch_update(shards: ShardInfo, data: Any) -> PriorityUpdate | None:
     if not _has_priorities(shards):
         return None
     found = priorities_of_batch(data, shards.priority_key, shards.reduce, 1)
-    return _checked(parse_update(*found, _Indexing(), shards.reduce, shards.steps), shards)
+    return _checked(parse_update(*found, Indexing(), shards.reduce, shards.steps), shards)
 
 
 def _has_priorities(shards: ShardInfo) -> bool:
@@ -156,7 +147,7 @@ def delete_rows(shards: ShardClient, info: ShardInfo, index: Any, generation: An
         generation: Their generations.
     """
     index, generation = rows_of_sample(index, generation)
-    flat, batch = read_slots(index, _Indexing())
+    flat, batch = read_slots(index, Indexing())
     check_not_negative(flat, least=info.least_index)
     generations = None if generation is None else read_generations(generation, flat)
     positions = torch.arange(flat.shape[0], device="cpu")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, final
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, final
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ from ostinato.core.episodes.tracker import EpisodeTracker, TrackedRows
 from ostinato.core.options import check_integer
 from ostinato.core.records import Picks, Plan, View, require_values
 from ostinato.core.ring import Ring
-from ostinato.errors import KindError, PriorityShapeError, UsageError
+from ostinato.errors import KindError, PriorityShapeError, SlotError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from ostinato.core.rows import Path, Schema
 
     Index: TypeAlias = Tensor | tuple[Tensor, ...]
-
-_WRAPPED = 2
 
 
 class BareStorage(TrackedRows, Protocol):
@@ -131,50 +130,97 @@ def index_and_info(
     return whole, info
 
 
+class Indexing(NamedTuple):
+    """What the indices of rows depend on; storages have the same attributes."""
+
+    ndim: int = 1
+    """Dimensions of an index: 1, or 2 for `(step, environment)`."""
+    num_envs: int = 1
+    """Environments of a storage with `ndim=2`."""
+    device: torch.device = torch.device("cpu")
+    """Device of the slots."""
+
+
 def read_index(index: Any, storage: BareStorage | None, device: torch.device) -> tuple[Tensor, tuple[int, ...]]:
-    """Return the slots of an index, int64 `[n]` without rows that were not kept (-1), and their shape.
+    """Return the slots of an index of rows of a bare storage, and its shape; see `read_slots`.
 
     Args:
-        index: an integer, range, list, array or tensor; with a storage of `ndim=2` a pair, or a tensor `[..., 2]`.
+        index: slots, or with a storage of `ndim=2` a pair, or a tensor `[..., 2]`.
         storage: needed for an index with `ndim=2`.
         device: of the slots.
 
     Raises:
-        KindError: if it is not an index.
         UsageError: for an index with several dimensions without a storage.
     """
-    if isinstance(index, tuple):
-        parts = [_integers(part).to(device, torch.int64) for part in index]
-    else:
-        whole = _integers(index).to(device, torch.int64)
-        parts = list(whole.unbind(-1)) if whole.ndim > 1 else [whole]
-    if len(parts) == 1:
-        return parts[0].reshape(-1), tuple(parts[0].shape)
+    columns = len(index) if isinstance(index, tuple) else np.ndim(index)
+    if columns <= 1:  # slots
+        return read_slots(index, Indexing(device=device))
     if storage is None:
         msg = (
             "storage should be provided to update_priority() when the storage has more than one dimension, got an "
-            f"index of {len(parts)} columns: pass storage=rb.storage"
+            f"index of {columns} columns: pass storage=rb.storage"
         )
         raise UsageError(msg)
-    if len(parts) != _WRAPPED or storage.ndim != _WRAPPED or parts[0].shape != parts[1].shape:
-        msg = f"an index of a storage with ndim={storage.ndim} has {storage.ndim} columns, got {len(parts)}"
+    return read_slots(index, storage)
+
+
+def read_slots(index: Any, storage: Indexing | BareStorage) -> tuple[Tensor, tuple[int, ...]]:
+    """Return the slots of an index, and the shape of the index without coordinates.
+
+    Args:
+        index: integers of any form; with `ndim=2` a pair of them, or a tensor `[..., 2]`. -1 marks a row that was not
+            kept.
+        storage: how an index names slots.
+
+    Returns:
+        int64 `[n]` on the device of the storage, contiguous.
+
+    Raises:
+        KindError: for an index of another kind or shape.
+        SlotError: for an environment out of range.
+    """
+    given = index if isinstance(index, tuple) and len(index) == storage.ndim else (index,)
+    parts = tuple(read_integers("an index", part).to(storage.device, torch.int64) for part in given)
+    if len({part.shape for part in parts}) > 1:
+        msg = f"the parts of an index must have one shape, got {[list(part.shape) for part in parts]}"
         raise KindError(msg)
-    slots = torch.where(parts[0] < 0, parts[0], parts[0] * storage.num_envs + parts[1])
-    return slots.reshape(-1), tuple(slots.shape)
+    slots = parts[0]
+    if storage.ndim > 1:
+        if len(parts) == 1 and (slots.ndim == 0 or slots.shape[-1] != storage.ndim):
+            msg = (
+                f"the index of a storage with ndim={storage.ndim} is a pair (step, environment) or a tensor [..., 2], "
+                f"got shape {list(slots.shape)}: pass what extend() or sample() gave"
+            )
+            raise KindError(msg)
+        steps, envs = parts if len(parts) > 1 else slots.unbind(-1)
+        _check_envs(envs, storage.num_envs)
+        slots = torch.where(steps < 0, steps, steps * storage.num_envs + envs)
+    return slots.reshape(-1).contiguous(), tuple(slots.shape)
 
 
-def _integers(value: Any) -> Tensor:
+def _check_envs(envs: Tensor, count: int) -> None:
+    if envs.device.type == "cpu" and envs.numel() and not -1 <= int(envs.min()) <= int(envs.max()) < count:
+        msg = f"environments must be in [0, {count}), got {int(envs.min())} to {int(envs.max())}"
+        raise SlotError(msg)
+
+
+def read_integers(name: str, value: Any) -> Tensor:
+    """Return integers of any form as a tensor of any integer dtype, shape and device.
+
+    Raises:
+        KindError: naming them by `name`, if they are not integers, or have no values.
+    """
     try:
         found = value if isinstance(value, torch.Tensor) else torch.as_tensor(np.asarray(value), device="cpu")
     except (TypeError, ValueError) as error:
-        msg = f"an index is an integer, or a list, array or tensor of integers, got {value!r} ({error})"
+        msg = f"{name} is an integer, a list or an integer tensor of any device, got {value!r} ({error})"
         raise KindError(msg) from None
-    if not found.numel():
-        return found.to(torch.int64)
+    if found.numel() == 0 and not isinstance(value, torch.Tensor):
+        found = found.to(torch.int64)
     if found.dtype is torch.bool or found.is_floating_point() or found.is_complex():
-        msg = f"an index must hold integers, got {found.dtype}"
+        msg = f"{name} must hold integers, got {found.dtype}: pass what extend() or sample() gave"
         raise KindError(msg)
-    require_values(found, "an index")
+    require_values(found, name)
     return found.detach()
 
 
@@ -207,31 +253,66 @@ def check_one_each(given: tuple[int, ...], batch: tuple[int, ...], steps: int | 
 
 
 def read_values(priority: Any, shape: tuple[int, ...], reduce: Callable[[Tensor], Tensor], steps: int | None) -> Tensor:
-    """Return one priority for each row of an index of this shape, float64 `[n]`; `steps` as for `check_one_each`.
+    """Return one priority for each row of an index of this shape, float64 `[n]`, on the device they came on.
+
+    Args:
+        priority: see `read_priorities`.
+        shape: of the index.
+        reduce: reduces several priorities of a row, `[n, *shape]`, to one.
+        steps: see `check_one_each`.
 
     Raises:
-        KindError: if they are not real numbers.
-        UsageError: for another number of them.
+        KindError, PriorityShapeError: see `read_priorities`.
     """
+    values = read_priorities(priority, shape, steps)
+    values = reduce(values) if values.ndim > 1 else values.to(torch.float64)
+    return values.expand(math.prod(shape)).contiguous()
+
+
+def read_priorities(priority: Any, batch: tuple[int, ...], steps: int | None) -> Tensor:
+    """Return priorities of rows that are indexed in the shape `batch`.
+
+    Args:
+        priority: a number or tensor or array: one for all rows, one for each, or `[*batch, *shape]`.
+        batch: shape of the index.
+        steps: see `check_one_each`.
+
+    Returns:
+        Any real dtype, on the device they came on: 0-dim for one priority of all rows, else `[n]` or `[n, *shape]`.
+
+    Raises:
+        KindError: if they are not real numbers, or have no values.
+        PriorityShapeError: for another shape.
+    """
+    given = priority
     try:
-        given = priority if isinstance(priority, torch.Tensor) else np.asarray(priority, dtype=np.float64)
-        values = torch.as_tensor(given, device=None if isinstance(given, torch.Tensor) else "cpu", dtype=torch.float64)
-    except (TypeError, ValueError, RuntimeError) as error:
+        if not isinstance(given, torch.Tensor):
+            given = torch.as_tensor(np.asarray(priority, dtype=np.float64), device="cpu")
+    except (TypeError, ValueError) as error:
         msg = f"priorities are real numbers, got {type(priority).__name__} ({error})"
         raise KindError(msg) from None
-    values, rows = values.detach(), int(np.prod(shape, dtype=np.int64))
+    check_real(given)
+    require_values(given, "priorities")
+    values, shape, n = given.detach(), tuple(given.shape), math.prod(batch)
     if values.numel() == 1:
-        return values.reshape(1).expand(rows).contiguous()
-    check_one_each(tuple(values.shape), shape, steps)
-    if values.ndim > len(shape) > 0 and tuple(values.shape[: len(shape)]) == shape:
-        return reduce(values.reshape(rows, -1))
-    if values.numel() == rows:
-        return values.reshape(-1).contiguous()
+        return values.reshape(())
+    check_one_each(shape, batch, steps)
+    if shape[: len(batch)] == batch:
+        return values.reshape(n, *shape[len(batch) :])
+    if values.numel() == n:
+        return values.reshape(-1)
     msg = (
-        "priority should be a number or an iterable of the same length as index, got priorities of shape "
-        f"{list(values.shape)} for an index of shape {list(shape)}"
+        "priority should be a number or an iterable of the same length as index, or have its shape "
+        f"{list(batch)} (further dimensions are reduced per row), got shape {list(shape)}"
     )
     raise PriorityShapeError(msg)
+
+
+def check_real(values: Tensor) -> None:
+    """Raise `KindError` for priorities that are bool or complex."""
+    if values.dtype is torch.bool or values.is_complex():
+        msg = f"priorities must be real numbers, got {values.dtype}: pass absolute errors, such as td_error.abs()"
+        raise KindError(msg)
 
 
 def as_picks(slots: Tensor) -> Picks:
