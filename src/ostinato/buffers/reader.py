@@ -27,7 +27,7 @@ from ostinato.buffers.rate_limit import Ask, Gate, Stock, as_counting, check_cou
 from ostinato.buffers.records import Rows, Source, Ticket
 from ostinato.buffers.remover import check_deletable, make_remover
 from ostinato.buffers.store import Store
-from ostinato.buffers.updates import as_sampler, check_sampler, priorities_of_rows
+from ostinato.buffers.updates import as_sampler, check_sampler, parse_conditional, priorities_of_rows, slots_of_rows
 from ostinato.core.counts import BufferCounts, make_counts
 from ostinato.core.episodes.tracker import EpisodeTracker, merge_episodes
 from ostinato.core.kinds import require_eager
@@ -40,8 +40,7 @@ from ostinato.errors import (
     UsageError,
     WaitTimeoutError,
 )
-from ostinato.samplers.base import check_not_negative, check_rows
-from ostinato.samplers.standalone import read_slots
+from ostinato.samplers.base import check_not_negative
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -419,6 +418,8 @@ class Reader:
             self._tell_ranked(slots)
             self.stale_updates = self.stale_updates + sampler.update(slots, priorities, generations, self.view())
 
+    parse_conditional = parse_conditional
+
     def update_present(self, update: ConditionalUpdate) -> ConditionalUpdateResult:
         """Change fields and priorities of the rows of an update that are still there; see `update_if_present`."""
         require_eager("writing rows")
@@ -445,10 +446,7 @@ class Reader:
             store, sampler = self.store, self.sampler
             if not sampler.prioritized and not sampler.leaves:
                 return
-            slots, _ = read_slots(index, self.storage)
-            check_not_negative(slots, least=store.least_index)
-            check_rows(slots, store.ring.rows)
-            slots = store.present(slots)
+            slots = store.present(slots_of_rows(self, index))
             self._tell_ranked(slots)
             slots = slots[slots >= 0]
             if sampler.leaves:

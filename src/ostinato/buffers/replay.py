@@ -34,7 +34,7 @@ from ostinato.buffers.reader import Reader
 from ostinato.buffers.records import Source
 from ostinato.buffers.sampling import Sampling
 from ostinato.buffers.stats import BufferStats, measure
-from ostinato.buffers.updates import as_sampler, as_stored, parse_conditional, parse_update, rows_of_sample, steps_of
+from ostinato.buffers.updates import as_sampler, as_stored, parse_update, rows_of_sample, steps_of
 from ostinato.buffers.views import ViewOptions, make_view
 from ostinato.core import kinds
 from ostinato.core.episodes.tracker import as_path
@@ -860,8 +860,7 @@ class ReplayBuffer(Sampling):
         """
         engine = self._engine
         with engine.lock:
-            update = parse_conditional(
-                engine,
+            update = engine.parse_conditional(
                 index,
                 generation,
                 patch,

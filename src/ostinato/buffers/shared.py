@@ -15,7 +15,7 @@ from ostinato.buffers.drawn_ahead import HeldRows
 from ostinato.buffers.part_owners import record_owner
 from ostinato.buffers.rate_limit import Ask, Stock, Waiters
 from ostinato.buffers.records import Rows, Source, Ticket
-from ostinato.buffers.updates import as_sampler, check_sampler, generations_at, priorities_of_rows
+from ostinato.buffers.updates import as_sampler, check_sampler, generations_at, parse_conditional, priorities_of_rows
 from ostinato.core.kinds import require_eager
 from ostinato.core.records import Draw, Run, View
 from ostinato.core.ring import Ring
@@ -385,6 +385,8 @@ class SharedEngine:
                 slots, generations = update.slots[at], update.generations[at]
                 as_sampler(self.sampler).update(slots, update.priorities[at], generations, self.view())
         return update.result(present, present)
+
+    parse_conditional = parse_conditional
 
     def reset_priorities(self, index: Any) -> None:  # noqa: ARG002
         """Raise, where there are priorities: the largest one is not known to one process alone."""

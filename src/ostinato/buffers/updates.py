@@ -123,6 +123,41 @@ def read_generations(given: Any, slots: Tensor, error: type[Exception] = SchemaE
     return found.to(slots.device, torch.int64).contiguous()
 
 
+def slots_of_rows(engine: Engine, index: Any) -> Tensor:
+    """Return the slots of an index of rows that are present, int64 `[n]`; -1 is left to the caller.
+
+    Raises:
+        KindError: if it is not an index.
+        SlotError: if a slot is negative, or beyond the rows.
+    """
+    slots, _ = read_slots(index, engine.storage)
+    check_not_negative(slots, least=engine.least_index)
+    check_rows(slots, engine.ring.rows)
+    return slots
+
+
+def part_of(value: Any, at: Tensor, batch: tuple[int, ...]) -> Any:
+    """Return the values of the rows at some positions; what has no value for each row stays as it is.
+
+    Args:
+        value: `[*batch, *shape]` or `[n, *shape]`, or a tree of such values.
+        at: positions among all rows, int64 `[m]`.
+        batch: shape of the index of the rows, which are `n` together.
+    """
+    if value is None:
+        return None
+    if isinstance(value, Mapping):
+        return {key: part_of(item, at, batch) for key, item in value.items()}
+    collection = kinds.is_tensor_collection(value)
+    found: Any = value if collection or isinstance(value, Tensor) else np.asarray(value)
+    shape, lead = tuple(found.batch_size if collection else found.shape), len(batch)
+    if shape[:lead] == tuple(batch):
+        found = found.reshape(-1) if collection else found.reshape((-1, *shape[lead:]))
+    elif shape[:1] != (prod(batch),):
+        return value  # one for all rows, or of a wrong shape, which is named where the rows are
+    return found[at.cpu().numpy() if isinstance(found, np.ndarray) else at.to(found.device or "cpu")]
+
+
 # -- priorities ------------------------------------------------------------------------------------------------------
 
 
@@ -502,6 +537,20 @@ class ConditionalUpdate(NamedTuple):
         """Return which of the rows are written, int64 `[m]`: of equal slots the last one."""
         at = accepted.nonzero().reshape(-1)
         return at[_last_of_each(self.slots[at])] if at.numel() else at
+
+
+def join_results(
+    batch: tuple[int, ...], parts: Mapping[int, Tensor], found: Mapping[int, ConditionalUpdateResult], *, versions: bool
+) -> ConditionalUpdateResult:
+    """Join the results of several buffers, of the rows at these positions; other rows were not changed."""
+    updated = torch.zeros(prod(batch), dtype=torch.bool, device="cpu")
+    rejected = torch.zeros_like(updated) if versions else None
+    for i, result in found.items():
+        at = parts[i].cpu()
+        updated[at] = result.updated.cpu().reshape(-1)
+        if rejected is not None and result.version_rejected is not None:
+            rejected[at] = result.version_rejected.cpu().reshape(-1)
+    return ConditionalUpdateResult(updated.reshape(batch), None if rejected is None else rejected.reshape(batch))
 
 
 def _last_of_each(slots: Tensor, rank: Tensor | None = None) -> Tensor:
