@@ -24,8 +24,8 @@ from ostinato import (
     SamplerWithoutReplacement,
     TensorDictReplayBuffer,
 )
-from ostinato.buffers.conditional_updates import ConditionalUpdateResult
 from ostinato.buffers.portion import reseed
+from ostinato.buffers.updates import ConditionalUpdateResult
 from ostinato.errors import (
     EmptyBufferError,
     KindError,

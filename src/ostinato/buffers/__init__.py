@@ -1,6 +1,5 @@
 """Replay buffers: a storage, a sampler and a writer behind one lock."""
 
-from ostinato.buffers.conditional_updates import ConditionalUpdateResult
 from ostinato.buffers.ensemble import OfflineToOnlineReplayBuffer, ReplayBufferEnsemble, prefill_replay_buffer
 from ostinato.buffers.queries import TrajectoryPredicate, filter_trajectories, iter_trajectories, traj
 from ostinato.buffers.rate_limit import RateLimiter
@@ -13,6 +12,7 @@ from ostinato.buffers.schedulers import (
     StepScheduler,
 )
 from ostinato.buffers.stats import BufferStats
+from ostinato.buffers.updates import ConditionalUpdateResult
 from ostinato.buffers.variants import (
     HERReplayBuffer,
     PrioritizedReplayBuffer,

@@ -19,7 +19,7 @@ import torch
 
 from ostinato._backend import backend
 from ostinato.buffers.direct_windows import direct_windows, tracked_episodes
-from ostinato.buffers.priority_updates import GENERATIONS_PER_ERA
+from ostinato.buffers.updates import GENERATIONS_PER_ERA
 from ostinato.core import kinds
 from ostinato.core.records import Run
 from ostinato.samplers import PrioritizedSampler, RandomSampler

@@ -154,6 +154,10 @@ class ReplayBufferEnsemble(RoutedBuffer):
     member is prioritized also `priority_weight` (1 for rows of other members; weights compare rows within one member)
     and `index_generation`; the latter also if the writers of all members have `track_generations`.
 
+    `update_priority`, `update_if_present` and `mark_update` take rows by the names that they have here: a sample or its
+    info, what `extend` returned, or a dict or TensorDict of `index` and `buffer_ids`. The arguments for all members are
+    checked before the first row is changed.
+
     With `ratio` a batch is divided by an exact ratio, row by row, and is flat, `[batch_size, *shape]`: the rows of the
     first member first. Where shares of a batch are not integers, its counts are rounded up or down so that the ratio of
     all batches is exact; see `SamplerEnsemble` and `docs/mixing.md`.

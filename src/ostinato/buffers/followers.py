@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, final
 from ostinato.buffers.continuity import ContinuityCheck
 from ostinato.buffers.observer import Observer
 from ostinato.buffers.options import raise_for_priorities
-from ostinato.buffers.priority_updates import as_sampler, priorities_of_rows
 from ostinato.buffers.rate_limit import as_counting
+from ostinato.buffers.updates import as_sampler, priorities_of_rows
 from ostinato.errors import SlotError
 from ostinato.samplers import PrioritizedSampler, Sampler, SamplerWithoutReplacement
 

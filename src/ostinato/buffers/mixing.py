@@ -17,13 +17,15 @@ from ostinato.buffers.checkpoint.state import (
     load_buffer,
     load_ensemble_state,
 )
+from ostinato.buffers.options import require_tracking
 from ostinato.buffers.pipeline import Pipeline
-from ostinato.buffers.priority_updates import in_era, priority_fields
 from ostinato.buffers.rate_limit import Ask, Waiters
 from ostinato.buffers.reader import Reader
 from ostinato.buffers.records import Mix
 from ostinato.buffers.replay import ReplayBuffer
+from ostinato.buffers.routed import EnsembleUpdate, read_names, steps_of_all
 from ostinato.buffers.sampling import INFO
+from ostinato.buffers.updates import in_era, join_results, parse_conditional, part_of, priority_fields, slots_of_rows
 from ostinato.buffers.variants import TensorDictReplayBuffer
 from ostinato.core import kinds
 from ostinato.core.records import Run
@@ -38,6 +40,7 @@ from ostinato.errors import (
 )
 from ostinato.samplers import RandomSampler, Sampler
 from ostinato.samplers.ensemble import Split
+from ostinato.samplers.priorities import read_priorities
 from ostinato.storages import StorageEnsemble
 from ostinato.writers import WriterEnsemble
 
@@ -47,6 +50,7 @@ if TYPE_CHECKING:
 
     from ostinato.buffers.pipeline import Finish, Prefetcher
     from ostinato.buffers.records import Rows, Ticket
+    from ostinato.buffers.updates import ConditionalUpdateResult
     from ostinato.core.records import Draw
     from ostinato.samplers import SamplerEnsemble
 
@@ -504,6 +508,54 @@ class EnsembleEngine:
         """Return bool `[parts, rows]`, and count, which rows were replaced since they were gathered."""
         found = zip(self._parts(mix), rows.parts, strict=True)
         return self.together([engine.stale(ticket, part) for (engine, ticket), part in found])
+
+    # -- updates of rows -----------------------------------------------------------------------------------------------
+
+    def parse_conditional(
+        self, index: Any, generation: Any, patch: Any, *, version: Any = None, priority: Any = None, **options: Any
+    ) -> EnsembleUpdate:
+        """Check the arguments of `update_if_present` for all members, before the first row is changed.
+
+        Rows are named by what `extend` returned, by a sample or its info, or by a dict or TensorDict of `index` and
+        `buffer_ids`; a sample brings its generations along. Values are `[*B, *shape]`, `B` the shape of `buffer_ids`.
+        """
+        engines = self.engines
+        rows = read_names(engines, index, generation)
+        if rows.generations is None:
+            msg = "update_if_present() needs generations: pass index_generation as well, or a sample"
+            raise OptionError(msg)
+        given = {"version": version, "patch": patch, "priority": priority}
+        if priority is not None:
+            given["priority"] = read_priorities(priority, tuple(rows.lead), steps_of_all(engines))
+        parts = {}
+        for i, at in rows.members.items():
+            named: dict[str, Any] = dict(zip(("index", "generation"), rows.of(i), strict=True))
+            parts[i] = parse_conditional(engines[i], **named, **part_of(given, at, rows.lead), **options)
+            if not engines[i].sampler.prioritized:
+                require_tracking(engines[i].writer)
+        return EnsembleUpdate(rows, parts)
+
+    def update_present(self, update: EnsembleUpdate) -> ConditionalUpdateResult:
+        """Change the rows of an update that are still there, each in its member; see `Reader.update_present`."""
+        rows, parts = update
+        found = {i: self.engines[i].update_present(part) for i, part in parts.items()}
+        versions = any(part.versions is not None for part in parts.values())
+        return join_results(tuple(rows.lead), rows.members, found, versions=versions)
+
+    def reset_priorities(self, index: Any) -> None:
+        """Give rows the default priority, each in its member; members without priorities are left out.
+
+        Raises:
+            KindError: if the index does not name members.
+            SlotError: if a row or a member is out of range; nothing is changed.
+        """
+        with self.lock:
+            rows = read_names(self.engines, index)
+            parts = [(self.engines[i], rows.of(i)[0]) for i in rows.members if self.engines[i].sampler.prioritized]
+            for engine, mine in parts:
+                slots_of_rows(engine, mine)
+            for engine, mine in parts:
+                engine.reset_priorities(mine)
 
     def clear(self, *, keep_count: bool = False) -> None:
         """Remove all rows of all members.

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, final
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from ostinato.buffers.conditional_updates import UpdateQueue
 from ostinato.buffers.rate_limit import Ask
+from ostinato.buffers.updates import UpdateQueue
 from ostinato.core import kinds
 from ostinato.core.episodes.tracker import as_path
 from ostinato.core.kinds import is_tensor_collection, require_eager
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ostinato.buffers.conditional_updates import ConditionalUpdateResult
     from ostinato.buffers.rate_limit import Waiters
     from ostinato.buffers.records import Engine, Rows, Ticket
     from ostinato.buffers.sampling import Sampling
+    from ostinato.buffers.updates import ConditionalUpdateResult
     from ostinato.core.records import Plan
     from ostinato.samplers import Sampler
     from ostinato.units import SampleUnit

@@ -11,13 +11,12 @@ import torch
 
 from ostinato.buffers.checkpoint.save import save_buffer
 from ostinato.buffers.checkpoint.state import check_loadable
-from ostinato.buffers.conditional_updates import ConditionalUpdateResult, parse_conditional
 from ostinato.buffers.mixing import Member
 from ostinato.buffers.options import own
 from ostinato.buffers.pipeline import Batch
 from ostinato.buffers.policy_versions import check_age
-from ostinato.buffers.priority_updates import steps_of
 from ostinato.buffers.rate_limit import RateLimiter
+from ostinato.buffers.updates import ConditionalUpdateResult, parse_conditional, steps_of
 from ostinato.errors import EmptyBufferError, OptionError, WaitTimeoutError
 
 if TYPE_CHECKING:
@@ -283,9 +282,7 @@ def check_update(buffer: ReplayBuffer, given: dict[str, Any]) -> None:
     """Check the arguments of `update_if_present`; nothing is changed. It describes the errors."""
     engine = Member(buffer, None).engine
     with engine.lock:
-        parse_conditional(
-            engine.storage, engine.sampler, least_index=engine.least_index, steps=steps_of(engine), **given
-        )
+        parse_conditional(engine, **given)
 
 
 def update_stored(buffer: ReplayBuffer, given: dict[str, Any]) -> ConditionalUpdateResult:

@@ -21,14 +21,13 @@ from ostinato.buffers.options import (
 )
 from ostinato.buffers.part_owners import check_free, record_owner
 from ostinato.buffers.policy_versions import begin_versions, no_versions
-from ostinato.buffers.priority_updates import as_sampler, check_sampler, priorities_of_rows
 from ostinato.buffers.rate_limit import Ask, Gate, Stock, as_counting, check_counting
 from ostinato.buffers.records import Rows, Source, Ticket
 from ostinato.buffers.remover import check_deletable, make_remover
 from ostinato.buffers.store import Store
+from ostinato.buffers.updates import as_sampler, check_sampler, parse_conditional, priorities_of_rows, slots_of_rows
 from ostinato.core.counts import BufferCounts, make_counts
 from ostinato.core.episodes.tracker import EpisodeTracker, merge_episodes
-from ostinato.core.index import read_slots
 from ostinato.core.kinds import require_eager
 from ostinato.core.records import Plan, View
 from ostinato.errors import (
@@ -39,7 +38,7 @@ from ostinato.errors import (
     UsageError,
     WaitTimeoutError,
 )
-from ostinato.samplers.base import check_not_negative, check_rows
+from ostinato.samplers.base import check_not_negative
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -48,12 +47,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato._native import Direct
-    from ostinato.buffers.conditional_updates import ConditionalUpdate, ConditionalUpdateResult
     from ostinato.buffers.observer import Incoming, Observer
     from ostinato.buffers.pipeline import Prefetcher
-    from ostinato.buffers.priority_updates import PriorityUpdate
     from ostinato.buffers.rate_limit import RateLimiter
     from ostinato.buffers.remover import RemoverName
+    from ostinato.buffers.updates import ConditionalUpdate, ConditionalUpdateResult, PriorityUpdate
     from ostinato.core.episodes.tracker import Episodes
     from ostinato.core.ring import Ring
     from ostinato.samplers import PrioritySampler, Sampler
@@ -411,6 +409,8 @@ class Reader:
             self._tell_ranked(slots)
             self.stale_updates = self.stale_updates + sampler.update(slots, priorities, generations, self.view())
 
+    parse_conditional = parse_conditional
+
     def update_present(self, update: ConditionalUpdate) -> ConditionalUpdateResult:
         """Change fields and priorities of the rows of an update that are still there; see `update_if_present`."""
         require_eager("writing rows")
@@ -437,10 +437,7 @@ class Reader:
             store, sampler = self.store, self.sampler
             if not sampler.prioritized and not sampler.leaves:
                 return
-            slots, _ = read_slots(index, self.storage)
-            check_not_negative(slots, least=store.least_index)
-            check_rows(slots, store.ring.rows)
-            slots = store.present(slots)
+            slots = store.present(slots_of_rows(self, index))
             self._tell_ranked(slots)
             slots = slots[slots >= 0]
             if sampler.leaves:

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from ostinato.buffers.observer import Observer
-from ostinato.buffers.priority_updates import as_sampler
 from ostinato.buffers.rate_limit import as_counting
+from ostinato.buffers.updates import as_sampler
 from ostinato.core.eligible import Eligible, slots_of
 from ostinato.core.options import check_choice
 from ostinato.core.rank_order import RankOrder

@@ -11,7 +11,6 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from ostinato.buffers.checkpoint.state import own_copy
-from ostinato.buffers.conditional_updates import as_stored, parse_conditional
 from ostinato.buffers.direct import defined_together, direct_rows, find_direct
 from ostinato.buffers.lifecycle import Lifecycle, name_methods
 from ostinato.buffers.observer import Observer
@@ -29,13 +28,13 @@ from ostinato.buffers.options import (
     swap_dims,
     warn_of_sampler,
 )
-from ostinato.buffers.priority_updates import as_sampler, parse_update, rows_of_sample, steps_of
 from ostinato.buffers.queries import run_query
 from ostinato.buffers.rate_limit import check_wait, replayable
 from ostinato.buffers.reader import Reader
 from ostinato.buffers.records import Source
 from ostinato.buffers.sampling import Sampling
 from ostinato.buffers.stats import BufferStats, measure
+from ostinato.buffers.updates import as_sampler, as_stored, parse_update, rows_of_sample, steps_of
 from ostinato.buffers.views import ViewOptions, make_view
 from ostinato.core import kinds
 from ostinato.core.episodes.tracker import as_path
@@ -56,10 +55,10 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ostinato.buffers.conditional_updates import ConditionalUpdateResult
     from ostinato.buffers.rate_limit import RateLimiter
     from ostinato.buffers.remover import RemoverName
     from ostinato.buffers.trajectory_view import Trajectory
+    from ostinato.buffers.updates import ConditionalUpdateResult
     from ostinato.core.episodes.tracker import Episodes
     from ostinato.datasets import DatasetStorage
     from ostinato.datasets.dataset import Fields
@@ -861,14 +860,10 @@ class ReplayBuffer(Sampling):
         """
         engine = self._engine
         with engine.lock:
-            update = parse_conditional(
-                engine.storage,
-                engine.sampler,
+            update = engine.parse_conditional(
                 index,
                 generation,
                 patch,
-                least_index=engine.least_index,
-                steps=steps_of(engine),
                 version_key=version_key,
                 version=version,
                 require_newer=require_newer,

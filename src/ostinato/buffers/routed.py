@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from ostinato.buffers.conditional_updates import ConditionalUpdateResult, parse_conditional
-from ostinato.buffers.options import require_tracking, warn_of_sampler
-from ostinato.buffers.priority_updates import (
+from ostinato.buffers.options import warn_of_sampler
+from ostinato.buffers.replay import ReplayBuffer
+from ostinato.buffers.updates import (
     PAD_MASK,
     as_sampler,
     parse_update,
+    part_of,
     priorities_of_batch,
+    read_generations,
     steps_of,
 )
-from ostinato.buffers.replay import ReplayBuffer
 from ostinato.core import kinds
 from ostinato.core.episodes.tracker import as_path
-from ostinato.core.index import check_members, read_integers, read_slots
+from ostinato.core.index import check_members, read_integers
 from ostinato.core.kinds import show_path
 from ostinato.core.options import check_integer
-from ostinato.core.rows import map_leaves
 from ostinato.errors import KeyMissingError, KindError, OptionError, SchemaError, UsageError
 from ostinato.samplers import SliceSampler
-from ostinato.samplers.base import check_not_negative, check_rows
 from ostinato.samplers.priorities import check_one_each, read_priorities
 
 if TYPE_CHECKING:
@@ -35,6 +32,7 @@ if TYPE_CHECKING:
 
     from ostinato.buffers.mixing import EnsembleEngine, Member
     from ostinato.buffers.reader import Reader
+    from ostinato.buffers.updates import ConditionalUpdate
     from ostinato.core.episodes.tracker import Key
     from ostinato.core.rows import Path
 
@@ -135,6 +133,17 @@ class Named(NamedTuple):
     members: dict[int, Tensor]
     """Members that have some of the rows, in order, and the positions of these rows, int64 `[k]`."""
 
+    def of(self, i: int) -> tuple[Tensor, Tensor | None]:
+        """Return index and generations of the rows of a member."""
+        return part_of(self.indices, self.members[i], self.lead), part_of(self.generations, self.members[i], self.lead)
+
+
+class EnsembleUpdate(NamedTuple):
+    """Conditional updates of several members, whose arguments were checked."""
+
+    rows: Named
+    parts: dict[int, ConditionalUpdate]
+
 
 def require_names(engines: Sequence[Reader]) -> None:
     """Raise `UsageError` if rows have no names: the members of an ensemble draw by themselves."""
@@ -156,19 +165,14 @@ def read_names(engines: Sequence[Reader], sample: Any, generation: Any = None) -
     """
     require_names(engines)
     index, ids, generations = _unpack(sample, generation)
-    if generations is not None:
-        generations = read_integers("generation", generations).reshape(-1)
     lead = index.shape[: index.ndim - (1 if engines[0].storage.ndim > 1 else 0)]
     if ids.shape != lead[: ids.ndim]:
         msg = f"buffer_ids must have the shape {list(lead)} of the index, or {list(lead[:1])}, got {list(ids.shape)}"
         raise SchemaError(msg)
     ids = ids.reshape(*ids.shape, *[1] * (len(lead) - ids.ndim)).expand(lead).reshape(-1)
     ids = check_members(ids, len(engines))
-    if generations is not None and generations.shape[0] != ids.shape[0]:
-        msg = f"generation must hold one integer for each of the {ids.shape[0]} rows, got {generations.shape[0]}"
-        raise SchemaError(msg)
-    rows = [(ids == i).nonzero().flatten() for i in range(len(engines))]
-    members = {i: at for i, at in enumerate(rows) if at.shape[0]}
+    generations = None if generations is None else read_generations(generations, ids)
+    members = {i: (ids == i).nonzero().flatten() for i in sorted(set(ids.tolist()))}
     return Named(lead, index.reshape(-1, *index.shape[len(lead) :]), generations, members)
 
 
@@ -189,11 +193,7 @@ def _has(data: Any, key: str) -> bool:
     return kinds.is_mapping(data) and key in data.keys()  # noqa: SIM118 (a TensorDict iterates over rows)
 
 
-def _take(values: Any, at: Tensor) -> Any:
-    return None if values is None else values.index_select(0, at.to(values.device))
-
-
-def _steps(engines: Sequence[Reader]) -> int | None:
+def steps_of_all(engines: Sequence[Reader]) -> int | None:
     """Return the steps of an item, see `steps_of`; None if the members differ."""
     found = {steps_of(engine) for engine in engines}
     return found.pop() if len(found) == 1 else None
@@ -223,22 +223,6 @@ def _set(engines: Sequence[Reader], changes: dict[int, tuple[Any, Any, Any]]) ->
         updates.append((engine, update))
     for engine, update in updates:
         engine.update_priorities(update)
-
-
-# -- fields of rows that are still there -------------------------------------------------------------------------------
-
-
-def _part(value: Any, at: Tensor, lead: torch.Size) -> Any:
-    """Return the entries of values `[*lead, *shape]` at some rows; one value for all rows stays as it is."""
-    if value is None:
-        return None
-    if kinds.is_tensor_collection(value):
-        return value.reshape(-1)[at.to(value.device or "cpu")]
-    values = value if isinstance(value, Tensor) else np.asarray(value)
-    if tuple(values.shape[: len(lead)]) != tuple(lead):
-        return value  # or of a wrong shape, which the member names
-    flat = values.reshape((-1, *values.shape[len(lead) :]))
-    return flat[at.to(flat.device) if isinstance(flat, Tensor) else at.cpu().numpy()]
 
 
 # -- ends of streams ---------------------------------------------------------------------------------------------------
@@ -411,97 +395,8 @@ class RoutedBuffer(ReplayBuffer):
             raise UsageError(msg)
         return self._route
 
-    def update_if_present(
-        self,
-        *,
-        index: Any,
-        generation: Any = None,
-        patch: Any = None,
-        version_key: Key | None = None,
-        version: Any = None,
-        require_newer: bool = False,
-        priority: Any = None,
-    ) -> ConditionalUpdateResult:
-        """Write fields of rows that are still the rows that were sampled or written, each in its member.
-
-        The arguments for all members are checked before the first row is changed; see `ReplayBuffer.update_if_present`
-        for them, and for the errors.
-
-        Args:
-            index: what `extend` returned, a sample or its info, or a dict or TensorDict of `index` and `buffer_ids`.
-            generation: `index_generation` of the same rows; None takes that of a sample.
-            patch: values `[*B, *shape]` of stored fields by name, `B` the shape of `buffer_ids`.
-            version_key: stored field of one number for each row, which is compared with `version`.
-            version: one number, or one for each row, `[*B]`.
-            require_newer: change a row only if `version` is larger.
-            priority: also set the priorities of the rows that are changed.
-
-        Returns:
-            Which rows were changed, `[*B]`, and how many were not.
-        """
-        with self._engine.lock:
-            engines = self._engine.engines
-            named = read_names(engines, index, generation)
-            lead, generations = named.lead, named.generations
-            if generations is None:
-                msg = "update_if_present() needs generations: pass index_generation as well, or a sample"
-                raise OptionError(msg)
-            if priority is not None:
-                check_one_each(tuple(np.shape(priority)), tuple(lead), _steps(engines))
-
-            updates = {
-                i: parse_conditional(
-                    engines[i].storage,
-                    engines[i].sampler,
-                    _take(named.indices, at),
-                    _take(generations, at),
-                    map_leaves({} if patch is None else patch, partial(_part, at=at, lead=lead)),
-                    least_index=engines[i].least_index,
-                    steps=steps_of(engines[i]),
-                    version=_part(version, at, lead),
-                    priority=_part(priority, at, lead),
-                    version_key=version_key,
-                    require_newer=require_newer,
-                )
-                for i, at in named.members.items()
-            }
-            for i in updates:
-                if not engines[i].sampler.prioritized:
-                    require_tracking(engines[i].writer)
-            updated = torch.zeros(lead.numel(), dtype=torch.bool, device="cpu")
-            versioned = any(update.versions is not None for update in updates.values())
-            rejected = torch.zeros_like(updated) if versioned else None
-            for i, update in updates.items():
-                made, at = engines[i].update_present(update), named.members[i].cpu()
-                updated[at] = made.updated.cpu().reshape(-1)
-                if rejected is not None and made.version_rejected is not None:
-                    rejected[at] = made.version_rejected.cpu().reshape(-1)
-            return ConditionalUpdateResult(updated.reshape(lead), None if rejected is None else rejected.reshape(lead))
-
     def _as_stored(self, options: dict[str, Any]) -> list[Any]:
         return [options, lambda: None]  # each member copies what is its own
-
-    def mark_update(self, index: Any) -> None:
-        """Give rows the default priority again, as new ones have it; members without priorities are left out.
-
-        Args:
-            index: what `extend` returned, a sample or its info, or a dict or TensorDict of `index` and `buffer_ids`.
-
-        Raises:
-            KindError: if the index does not name members.
-            SlotError: if a row or a member is out of range; nothing is changed.
-        """
-        with self._engine.lock:
-            engines = self._engine.engines
-            named = read_names(engines, index)
-            parts = [(engines[i], _take(named.indices, at)) for i, at in named.members.items()]
-            parts = [(engine, rows) for engine, rows in parts if engine.sampler.prioritized]
-            for engine, rows in parts:
-                slots, _ = read_slots(rows, engine.storage)
-                check_not_negative(slots, least=engine.least_index)
-                check_rows(slots, engine.ring.rows)
-            for engine, rows in parts:
-                engine.reset_priorities(rows)
 
     def end_streams(
         self,
@@ -568,12 +463,12 @@ class RoutedBuffer(ReplayBuffer):
                 msg = "update_priority() needs the new priorities: update_priority(sample, priority)"
                 raise UsageError(msg)
             named = read_names(engines, index, generation)
-            values = read_priorities(priority, tuple(named.lead), _steps(engines))
+            values = read_priorities(priority, tuple(named.lead), steps_of_all(engines))
             changes = {}
             for i, at in named.members.items():
                 if engines[i].sampler.prioritized:
-                    mine = values if values.ndim == 0 else _take(values, at)
-                    changes[i] = _take(named.indices, at), mine, _take(named.generations, at)
+                    rows, generations = named.of(i)
+                    changes[i] = rows, part_of(values, at, named.lead), generations
             _set(engines, changes)
 
     def update_tensordict_priority(self, data: Any) -> None:
@@ -590,28 +485,21 @@ class RoutedBuffer(ReplayBuffer):
             if not _ranked(engines):
                 return
             index, ids, generations = _unpack(data, None)
-            lead = min(2, ids.ndim)
-            owner = ids.reshape(-1, ids.shape[lead:].numel())[:, 0]
+            items = ids.shape[:2]  # rows, or trajectories, whose steps have one priority
+            owner = ids.reshape(items.numel(), -1)[:, 0]
+            fields: dict[Any, Any] = {name: data.get(name, None) for name in _WINDOWS}
+            fields |= {"index": index, "index_generation": generations}
             changes: dict[int, tuple[Any, Any, Any]] = {}
             for i, engine in enumerate(engines):
                 at = (owner == i).nonzero().flatten()
                 if not engine.sampler.prioritized or not at.shape[0]:
                     continue
                 path = engine.priority_path or ("td_error",)
-                found = data.get(path if len(path) > 1 else path[0], None)
-                if found is None:
-                    msg = (
-                        f"the batch has no key {show_path(path)}: write the priorities there, or call update_priority()"
-                    )
-                    raise KeyMissingError(msg)
-                check_one_each(tuple(found.shape), tuple(ids.shape), steps_of(engine))
-                fields: dict[Any, Any] = {"index": index, "priority": found, "index_generation": generations}
-                fields |= {name: data.get(name, None) for name in _WINDOWS}
-                part = {
-                    name: _take(value.reshape(-1, *value.shape[lead:]), at)
-                    for name, value in fields.items()
-                    if value is not None
-                }
+                key = path if len(path) > 1 else path[0]
+                found = data.get(key, None)
+                if found is not None:
+                    check_one_each(tuple(found.shape), tuple(ids.shape), steps_of(engine))
+                part = {name: value for name, value in {**fields, key: found}.items() if value is not None}
                 reduce = as_sampler(engine.sampler).reduce
-                changes[i] = priorities_of_batch(part, "priority", reduce, engine.storage.ndim)
+                changes[i] = priorities_of_batch(part_of(part, at, items), key, reduce, engine.storage.ndim)
             _set(engines, changes)

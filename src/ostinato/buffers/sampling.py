@@ -12,8 +12,8 @@ from ostinato.buffers.options import check_size, positive
 from ostinato.buffers.out import fill, fill_direct
 from ostinato.buffers.pipeline import END, Batch, Pass
 from ostinato.buffers.policy_versions import check_age
-from ostinato.buffers.priority_updates import priority_fields
 from ostinato.buffers.rate_limit import Ask, check_min_batch, check_wait
+from ostinato.buffers.updates import priority_fields
 from ostinato.core.index import as_index
 from ostinato.errors import UsageError
 

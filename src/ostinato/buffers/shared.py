@@ -20,9 +20,9 @@ from ostinato.buffers.checkpoint.state import (
 )
 from ostinato.buffers.drawn_ahead import HeldRows
 from ostinato.buffers.part_owners import record_owner
-from ostinato.buffers.priority_updates import as_sampler, check_sampler, generations_at, priorities_of_rows
 from ostinato.buffers.rate_limit import Ask, Stock, Waiters
 from ostinato.buffers.records import Rows, Source, Ticket
+from ostinato.buffers.updates import as_sampler, check_sampler, generations_at, parse_conditional, priorities_of_rows
 from ostinato.core.kinds import require_eager
 from ostinato.core.records import Draw, Run, View
 from ostinato.core.ring import Ring
@@ -42,13 +42,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato._native import Direct
-    from ostinato.buffers.conditional_updates import ConditionalUpdate, ConditionalUpdateResult
     from ostinato.buffers.pipeline import Prefetcher
     from ostinato.buffers.policy_versions import Versions
-    from ostinato.buffers.priority_updates import PriorityUpdate
     from ostinato.buffers.rate_limit import Gate, RateLimiter
     from ostinato.buffers.records import Engine
     from ostinato.buffers.remover import Remover, RemoverName
+    from ostinato.buffers.updates import ConditionalUpdate, ConditionalUpdateResult, PriorityUpdate
     from ostinato.core.episodes.tracker import Episodes, EpisodeTracker
     from ostinato.core.shared_ring import SharedRing
     from ostinato.storages import Storage
@@ -393,6 +392,8 @@ class SharedEngine:
                 slots, generations = update.slots[at], update.generations[at]
                 as_sampler(self.sampler).update(slots, update.priorities[at], generations, self.view())
         return update.result(present, present)
+
+    parse_conditional = parse_conditional
 
     def reset_priorities(self, index: Any) -> None:  # noqa: ARG002
         """Raise, where there are priorities: the largest one is not known to one process alone."""

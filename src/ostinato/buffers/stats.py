@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ostinato.buffers.priority_updates import as_sampler
+from ostinato.buffers.updates import as_sampler
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

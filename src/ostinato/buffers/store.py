@@ -22,15 +22,15 @@ from ostinato.buffers.options import (
 )
 from ostinato.buffers.part_owners import check_free, forget_rows, record_owner
 from ostinato.buffers.policy_versions import Versions, check_versions
-from ostinato.buffers.priority_updates import (
+from ostinato.buffers.rate_limit import Waiters, as_counting
+from ostinato.buffers.records import Rows, Source, Ticket
+from ostinato.buffers.remover import Remover, check_deletable
+from ostinato.buffers.updates import (
     GENERATIONS_PER_ERA,
     check_sampler,
     generations_at,
     read_generations,
 )
-from ostinato.buffers.rate_limit import Waiters, as_counting
-from ostinato.buffers.records import Rows, Source, Ticket
-from ostinato.buffers.remover import Remover, check_deletable
 from ostinato.core.counts import BufferCounts, make_counts
 from ostinato.core.eligible import Eligible
 from ostinato.core.index import read_slots, select

@@ -9,9 +9,9 @@ import torch
 
 from ostinato.buffers.direct import direct_rows
 from ostinato.buffers.options import part, warn_of_sampler
-from ostinato.buffers.priority_updates import parse_update, priorities_of_batch, priority_fields, steps_of
 from ostinato.buffers.replay import ReplayBuffer
 from ostinato.buffers.sampling import INFO
+from ostinato.buffers.updates import parse_update, priorities_of_batch, priority_fields, steps_of
 from ostinato.core import kinds
 from ostinato.core.episodes.tracker import Episodes, as_path
 from ostinato.errors import NoTensorDictError, OptionError

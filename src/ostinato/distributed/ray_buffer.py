@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Literal, Never, Self, Unpack, final, over
 import torch
 
 from ostinato.buffers import ReplayBuffer
-from ostinato.buffers.conditional_updates import UpdateQueue
 from ostinato.buffers.options import check_generator, check_prefetch, check_seconds, check_size, positive
 from ostinato.buffers.out import fill
 from ostinato.buffers.rate_limit import check_min_batch, replayable
+from ostinato.buffers.updates import UpdateQueue
 from ostinato.distributed.actor_names import (
     BUFFER,
     ActorNames,

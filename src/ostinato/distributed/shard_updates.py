@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from ostinato.buffers.conditional_updates import ConditionalUpdateResult
+from ostinato.buffers.updates import ConditionalUpdateResult, join_results, part_of, read_generations
 from ostinato.core import kinds
 from ostinato.core.index import read_integers
 from ostinato.distributed.routing import split_index
@@ -17,7 +16,7 @@ from ostinato.distributed.serialization import Serialized
 from ostinato.distributed.writing import check_owners
 from ostinato.errors import OptionError
 from ostinato.samplers.base import check_not_negative
-from ostinato.samplers.priorities import raise_invalid, read_priorities
+from ostinato.samplers.priorities import raise_invalid, read_values
 
 if TYPE_CHECKING:
     from ostinato.distributed.shard_client import ShardClient
@@ -37,24 +36,6 @@ class _Rows(NamedTuple):
     """int64 `[n]`."""
     generations: Tensor
     """int64 `[n]`."""
-
-    def cut(self, value: Any, at: Tensor) -> Any:
-        """Return the values of the rows at some positions; what has no value for each row stays as it is."""
-        if isinstance(value, Mapping):
-            return {key: self.cut(item, at) for key, item in value.items()}
-        if not (isinstance(value, Tensor) or kinds.is_tensor_collection(value)):
-            value = np.asarray(value)
-        shape = tuple(value.batch_size if kinds.is_tensor_collection(value) else value.shape)
-        lead = len(self.batch)
-        if shape[:lead] == self.batch:
-            flat = value.reshape(-1) if kinds.is_tensor_collection(value) else value.reshape((-1, *shape[lead:]))
-        elif shape[:1] == (self.slots.shape[0],):
-            flat = value
-        else:
-            return value  # one for all rows, or of a wrong shape, which the shards name
-        if isinstance(flat, np.ndarray):
-            return flat[at.numpy()]
-        return flat[at.to(flat.device or "cpu")]
 
 
 def update_shards(
@@ -82,25 +63,19 @@ def update_shards(
     given = {"patch": {} if patch is None else patch, "version": version, "priority": priority}
     calls = {}
     for i, at in parts.items():
-        own = {name: None if value is None else rows.cut(value, at) for name, value in given.items()}
+        own = {name: part_of(value, at, rows.batch) for name, value in given.items()}
         own |= {"index": rows.slots[at], "generation": rows.generations[at], **options}
         calls[i] = (Serialized(own),)
     if len(calls) > 1 and not (_only_tensors(patch) and _only_tensors(version)):
         calls = {i: calls[i] for i in shards.call("check_update", calls, "update")}
     found = shards.call("update_if_present", calls, "update")
-    return _join(rows, parts, found, versions=version is not None)
+    return join_results(rows.batch, parts, found, versions=version is not None)
 
 
 def _find_rows(index: Any, generation: Any, shards: int, info: ShardInfo) -> _Rows:
     where = read_integers("index", index).to("cpu", torch.int64)
-    generations = read_integers("generation", generation).to("cpu", torch.int64).reshape(-1)
-    if generations.shape[0] != where.numel():
-        msg = (
-            f"index and generation must address the same number of records, got {where.numel()} indices and "
-            f"{generations.shape[0]} generations: pass index and index_generation of a sample"
-        )
-        raise OptionError(msg)
     flat = where.reshape(-1)
+    generations = read_generations(generation, flat, OptionError)
     check_not_negative(flat, least=info.least_index)
     owners, slots = split_index(flat)
     check_owners(owners, flat, shards)
@@ -110,10 +85,9 @@ def _find_rows(index: Any, generation: Any, shards: int, info: ShardInfo) -> _Ro
 
 def _check_priorities(priority: Any, batch: tuple[int, ...], info: ShardInfo) -> Tensor:
     """Return one priority for each row, or one for all; a shard names a sampler that has none."""
-    values = read_priorities(priority, batch, info.steps).to("cpu")
-    values = (info.reduce(values) if values.ndim > 1 else values).to(torch.float64)
+    values = read_values(priority, batch, info.reduce, info.steps).to("cpu")
     if not bool(((values >= 0) & (values < torch.inf)).all()):
-        raise_invalid(values.reshape(-1))
+        raise_invalid(values)
     return values
 
 
@@ -122,18 +96,3 @@ def _only_tensors(value: Any) -> bool:
     if isinstance(value, Mapping):
         return all(map(_only_tensors, value.values()))
     return value is None or isinstance(value, Tensor) or kinds.is_tensor_collection(value)
-
-
-def _join(
-    rows: _Rows, parts: dict[int, Tensor], found: dict[int, ConditionalUpdateResult], *, versions: bool
-) -> ConditionalUpdateResult:
-    """Join the results of the shards; rows of a missing shard are not changed."""
-    updated = torch.zeros(rows.slots.shape[0], dtype=torch.bool, device="cpu")
-    rejected = torch.zeros_like(updated) if versions else None
-    for i, result in found.items():
-        updated[parts[i]] = result.updated
-        if rejected is not None and result.version_rejected is not None:
-            rejected[parts[i]] = result.version_rejected
-    return ConditionalUpdateResult(
-        updated.reshape(rows.batch), None if rejected is None else rejected.reshape(rows.batch)
-    )

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, Unpack, final
 import torch
 
 from ostinato.buffers import BufferStats, ReplayBuffer
-from ostinato.buffers.conditional_updates import UpdateQueue
 from ostinato.buffers.options import check_generator, check_prefetch, check_seconds, check_size, positive
 from ostinato.buffers.rate_limit import check_min_batch
 from ostinato.buffers.stats import combine
+from ostinato.buffers.updates import UpdateQueue
 from ostinato.distributed.actor_names import FLEET, check_free, connect, names_of, take_names
 from ostinato.distributed.actors import BufferSpec, ShardSpec
 from ostinato.distributed.batch_stream import ShardPrefetcher
@@ -58,9 +58,9 @@ if TYPE_CHECKING:
 
     from ostinato.buffers import ConditionalUpdateResult
     from ostinato.buffers.options import AnyBufferOptions
-    from ostinato.buffers.priority_updates import PriorityUpdate
     from ostinato.buffers.rate_limit import RateLimiter
     from ostinato.buffers.trajectory_view import Trajectory
+    from ostinato.buffers.updates import PriorityUpdate
     from ostinato.durable.progress import ProgressOption
 
 __all__ = ["ShardedReplayBuffer"]

@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ostinato.buffers.priority_updates import (
+from ostinato.buffers.rate_limit import RateLimiter, replayable
+from ostinato.buffers.updates import (
     PriorityUpdate,
     parse_update,
     priorities_of_batch,
     read_generations,
     rows_of_sample,
 )
-from ostinato.buffers.rate_limit import RateLimiter, replayable
 from ostinato.core import kinds
 from ostinato.core.index import Slots, read_integers, read_slots
 from ostinato.distributed.deadlines import GRACE_S, Deadline

@@ -23,7 +23,7 @@ from ostinato.errors import (
     SlotError,
     UsageError,
 )
-from ostinato.samplers.priorities import one_each, read_priorities, reduce_items, steps_of_rows
+from ostinato.samplers.priorities import read_values, reduce_items, steps_of_rows
 from ostinato.samplers.standalone import (
     Standalone,
     as_picks,
@@ -467,9 +467,7 @@ class PrioritySampler(Sampler):
         slots, shape = _slots_of(index, storage, device)
         check_not_negative(slots.cpu(), least=least)
         steps = None if self.slices else steps_of_rows(None if storage is None else storage.schema)
-        given = None
-        if priority is not None:
-            given = one_each(read_priorities(priority, shape, steps).to(device), slots.shape[0], self.reduce)
+        given = None if priority is None else read_values(priority, shape, self.reduce, steps).to(device)
         kept = slots >= 0
         slots, given = slots[kept].contiguous(), None if given is None else given[kept].contiguous()
         if not slots.numel():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
@@ -138,16 +139,21 @@ def require_real(values: Tensor) -> None:
         raise KindError(msg)
 
 
-def one_each(values: Tensor, rows: int, reduce: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return one priority for each of `rows` rows, float64 `[n]`, contiguous.
+def read_values(priority: Any, shape: tuple[int, ...], reduce: Callable[[Tensor], Tensor], steps: int | None) -> Tensor:
+    """Return one priority for each row of an index of this shape, float64 `[n]`, on the device they came on.
 
     Args:
-        values: as `read_priorities` returns them.
-        rows: of the index.
+        priority: see `read_priorities`.
+        shape: of the index.
         reduce: reduces several priorities of a row, `[n, *shape]`, to one.
+        steps: see `check_one_each`.
+
+    Raises:
+        KindError, PriorityShapeError: see `read_priorities`.
     """
+    values = read_priorities(priority, shape, steps)
     values = reduce(values) if values.ndim > 1 else values.to(torch.float64)
-    return values.expand((rows,)).contiguous()
+    return values.expand(math.prod(shape)).contiguous()
 
 
 def check_exponent(name: str, value: Any) -> float:

@@ -163,7 +163,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-LONG = {"dtype": "int64", "offset": 0}
+LONG: dict[str, Any] = {"dtype": "int64", "offset": 0}
 """Rows of 12 bytes have no aligned integers of 8 bytes."""
 
 
