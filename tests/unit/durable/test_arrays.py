@@ -179,7 +179,8 @@ def test_records_are_checked_field_by_field() -> None:
     rows = {"rows": ArrayRecord.whole("uint8", (3, 12), ())}
     column = {"dtype": "int32", "shape": [3], "of": "rows", "offset": 4}
     assert ArrayRecord.from_json(column, arrays=rows).offset == 4
-    for changes in ({"of": "x"}, {"shape": []}, {"shape": [4]}, *({"offset": at} for at in (4.0, -4, 12, 2)), LONG):
+    bad: list[dict[str, Any]] = [{"of": "x"}, {"shape": []}, {"shape": [4]}, {"offset": 4.0}, {"offset": -4}]
+    for changes in (*bad, {"offset": 12}, {"offset": 2}, LONG):
         with pytest.raises(DamagedFileError, match="obs"):
             ArrayRecord.from_json({**column, **changes}, where="obs", arrays=rows)
 
