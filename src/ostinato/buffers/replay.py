@@ -34,7 +34,7 @@ from ostinato.buffers.reader import Reader
 from ostinato.buffers.records import Source
 from ostinato.buffers.sampling import Sampling
 from ostinato.buffers.stats import BufferStats, measure
-from ostinato.buffers.updates import as_sampler, as_stored, parse_update, rows_of_sample, steps_of
+from ostinato.buffers.updates import as_sampler, as_stored, parse_update, rows_of_sample, steps_of, unpack_sample
 from ostinato.buffers.views import ViewOptions, make_view
 from ostinato.core import kinds
 from ostinato.core.episodes.tracker import as_path
@@ -689,6 +689,8 @@ class ReplayBuffer(Sampling):
         """
         engine = self._engine
         if engine.direct is not None and priority is not None:
+            if type(index) is dict:  # the info of a sample
+                index, priority, generation = unpack_sample(index, priority, generation)
             stale = engine.direct.update_priority(index, priority, generation)
             if stale:
                 engine.count_stale(stale)

@@ -215,7 +215,7 @@ def parse_update(
     if kinds.func_transform() is not None or kinds.is_tracing():
         kinds.require_eager("updating priorities")
     if type(index) is not Tensor:
-        index, priority, generation = _unpack_sample(index, priority, generation)
+        index, priority, generation = unpack_sample(index, priority, generation)
     if env_first:
         priority = _in_storage_order(priority, index)
     # the usual case needs no conversion: one native call checks dtypes, shapes and memory
@@ -251,7 +251,7 @@ def _in_storage_order(priority: Any, index: Any) -> Any:
 # -- samples ----------------------------------------------------------------------------------------------------------
 
 
-def _unpack_sample(sample: Any, priority: Any, generation: Any) -> tuple[Any, Any, Any]:
+def unpack_sample(sample: Any, priority: Any, generation: Any) -> tuple[Any, Any, Any]:
     """Return index, priorities and generations of a sample or its info; of anything else, the arguments.
 
     Priorities of windows become those of their anchors: the largest of the valid rows of each window, or one for each.
@@ -283,7 +283,7 @@ def rows_of_sample(sample: Any, generation: Any) -> tuple[Any, Any]:
     Raises:
         KeyMissingError: if a sample has no index.
     """
-    index, _, generations = _unpack_sample(sample, None, generation)
+    index, _, generations = unpack_sample(sample, None, generation)
     return index, generations
 
 
@@ -349,7 +349,7 @@ def priorities_of_batch(
     if priority is None:
         msg = f"the batch has no key {kinds.show_path(path)}: write the priorities there, or call update_priority()"
         raise KeyMissingError(msg)
-    index, priority, generations = _unpack_sample(sample, priority, None)
+    index, priority, generations = unpack_sample(sample, priority, None)
     lead = index.ndim - (1 if ndim > 1 else 0)
     if lead > 1:
         first = index[:, :1].reshape(index.shape[0], *[1] * (lead - 1), *index.shape[lead:])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ostinato.errors import KindError, OptionError
@@ -69,8 +70,9 @@ def check_number(
         OptionError: if it is no number, unless there is another `kind`, or is not allowed.
     """
     try:
-        number = None if isinstance(value, bool | str | bytes) else float(value)
-    except (TypeError, ValueError, OverflowError, RuntimeError):
+        plain = value.item() if hasattr(value, "item") else value  # of a tensor or an array with one number
+        number = float(plain) if isinstance(plain, Real) and not isinstance(plain, bool) else None
+    except (ValueError, OverflowError, RuntimeError):
         number = None
     if number is None or not holds(number):
         more = f" of type {type(value).__name__}" if number is None else ""
