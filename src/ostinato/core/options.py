@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from numbers import Real
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -69,16 +70,11 @@ def check_number(
     Raises:
         OptionError: if it is no number, unless there is another `kind`, or is not allowed.
     """
-    try:
-        plain = value.item() if hasattr(value, "item") else value  # of a tensor or an array with one number
-        number = float(plain) if isinstance(plain, Real) and not isinstance(plain, bool) else None
-    except (ValueError, OverflowError, RuntimeError):
-        number = None
-    if number is None or not holds(number):
-        more = f" of type {type(value).__name__}" if number is None else ""
-        msg = f"{name} must be {words}, got {value!r}{more}"
-        raise kind(msg) if number is None else OptionError(msg)
-    return number
+    real = isinstance(value, Real) and not isinstance(value, bool)
+    if not real or not holds(float(value)):
+        msg = f"{name} must be {words}, got {value!r}" + ("" if real else f" of type {type(value).__name__}")
+        raise OptionError(msg) if real else kind(msg)
+    return float(value)
 
 
 def check_type(name: str, value: Any, kind: type[_Object], advice: str) -> _Object | None:
@@ -101,7 +97,14 @@ def check_real(name: str, value: Any, least: float, most: float) -> float:
     Raises:
         OptionError: if it is not.
     """
-    return check_number(name, value, f"in [{least:g}, {most:g}]", lambda number: least <= number <= most)
+    try:
+        number = math.nan if isinstance(value, bool | str | bytes) else float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        number = math.nan
+    if not least <= number <= most:
+        msg = f"{name} must be in [{least:g}, {most:g}], got {value!r}"
+        raise OptionError(msg)
+    return number
 
 
 def check_choice(name: str, value: _Name, choices: Iterable[str]) -> _Name:

@@ -5,8 +5,7 @@ After its last draw a row stays in its slot (`LimitedSampler`), or leaves the bu
 
 from __future__ import annotations
 
-from collections import deque
-from itertools import islice
+from array import array
 from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 import numpy as np
@@ -20,7 +19,7 @@ from ostinato.samplers.base import CountingSampler, check_replacement, require, 
 from ostinato.samplers.uniform import RandomSampler, draw_distinct
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
     from torch import Tensor
@@ -45,7 +44,7 @@ class QueueSampler(CountingSampler):
     wait for a whole batch; without a `rate_limiter` it has `RateLimiter()`. Rows of a batch that could not be made (a
     transform raised) return to the head of the queue. An edit (`rb[i] = row`) does not change the place of a row, and
     does not return a row that was delivered. A saved state contains every row that has not been delivered.
-    Cost of a draw: O(batch_size). To delete rows costs O(rows waiting). Memory: 40 bytes for each row that waits.
+    Cost of a draw: O(batch_size). To delete rows costs O(rows waiting). Memory: 8 bytes for each row written.
 
     Examples:
         >>> import torch
@@ -62,8 +61,9 @@ class QueueSampler(CountingSampler):
     row_slots = ("waiting", "drawn")
 
     def __init__(self) -> None:
-        self._waiting: deque[int] = deque()  # slots of the rows that were not drawn, the oldest first
-        self._drawn: dict[int, list[int]] = {}  # first generation of a draw under way -> its slots
+        self._slots = array("q")  # from `_at` on, slots of the rows that wait, the oldest first
+        self._at = 0
+        self._drawn: dict[int, Sequence[int]] = {}  # first generation of a draw under way -> its slots
         self._known = False
 
     def __repr__(self) -> str:
@@ -73,7 +73,7 @@ class QueueSampler(CountingSampler):
     @property
     def rows_left(self) -> int:
         """Rows that can be drawn."""
-        return len(self._waiting)
+        return len(self._slots) - self._at
 
     @property
     def draws_left(self) -> int:
@@ -86,7 +86,8 @@ class QueueSampler(CountingSampler):
 
     def room(self, view: View) -> int:
         """Return the rows that can be written before the oldest row that was not delivered is replaced."""
-        held = [*islice(self._waiting, 1), *(slots[0] for slots in self._drawn.values())]  # the oldest row of each
+        oldest_drawn = (slots[0] for slots in self._drawn.values())
+        held = [*self._slots[self._at : self._at + 1], *oldest_drawn]
         if not held:
             return view.capacity
         if view.starts is None and view.ring.native_state()[0] == 0:
@@ -99,18 +100,23 @@ class QueueSampler(CountingSampler):
         """Add the rows that a storage held before to the queue."""
         if not self._known:
             first = (view.cursor - view.rows) % view.capacity
-            self._waiting, self._known = deque(ring_range(first, view.rows, view.capacity).tolist()), True
+            self._wait(ring_range(first, view.rows, view.capacity).tolist())
+            self._known = True
+
+    def _wait(self, slots: Iterable[int]) -> None:
+        """Set the slots of the rows that wait."""
+        self._slots, self._at = array("q", slots), 0
 
     def record(self, placement: Placement) -> None:
         """Add rows just written to the queue."""
         self._known = True
-        self._waiting.extend(placement.slots_written().tolist())
+        self._slots.frombytes(placement.slots_written().cpu().numpy().tobytes())
 
     def drop_rows(self, slots: Tensor, view: View) -> None:
         """Remove rows that are deleted from the queue."""
         self.begin(view)
         gone = set(slots.tolist())
-        self._waiting = deque(slot for slot in self._waiting if slot not in gone)
+        self._wait(slot for slot in self._slots[self._at :] if slot not in gone)
         kept = {key: [slot for slot in held if slot not in gone] for key, held in self._drawn.items()}
         self._drawn = {key: held for key, held in kept.items() if held}
 
@@ -124,8 +130,11 @@ class QueueSampler(CountingSampler):
         if batch_size > self.rows_left:
             msg = f"the queue holds {self.rows_left} row(s), {batch_size} were asked for: write more, or ask for fewer"
             raise EmptyBufferError(msg)
-        held = [self._waiting.popleft() for _ in range(batch_size)]
-        slots = torch.tensor(held, dtype=torch.int64, device=view.device)
+        held = self._slots[self._at : self._at + batch_size]
+        self._at += batch_size
+        if 2 * self._at > len(self._slots):
+            self._wait(self._slots[self._at :])
+        slots = torch.from_numpy(np.array(held)).to(view.device)
         generations = view.ring.generations_of_rows(slots)
         self._drawn[int(generations[0])] = held
         return Draw(slots, generations=generations)
@@ -143,18 +152,19 @@ class QueueSampler(CountingSampler):
         self._requeue(list(self._drawn.keys() - {_key(draw) for draw in draws}), view)
 
     def _requeue(self, keys: list[int], view: View) -> None:
-        slots = [*self._waiting, *(slot for key in keys for slot in self._drawn.pop(key, ()))]
+        slots = [*self._slots[self._at :], *(slot for key in keys for slot in self._drawn.pop(key, ()))]
         listed = torch.tensor(slots, dtype=torch.int64, device=view.device)
-        self._waiting = deque(listed[view.ring.arrivals(listed).argsort()].tolist())
+        self._wait(listed[view.ring.arrivals(listed).argsort()].tolist())
 
     def clear(self) -> None:
         """Remove all rows."""
-        self._waiting, self._drawn, self._known = deque(), {}, False
+        self._wait(())
+        self._drawn, self._known = {}, False
 
     def state_dict(self) -> dict[str, Any]:
         """Return the rows that have not been delivered."""
         return {
-            "waiting": torch.tensor(list(self._waiting), dtype=torch.int64, device="cpu"),
+            "waiting": torch.tensor(list(self._slots[self._at :]), dtype=torch.int64, device="cpu"),
             "keys": torch.tensor(list(self._drawn), dtype=torch.int64, device="cpu"),
             "sizes": torch.tensor([len(slots) for slots in self._drawn.values()], dtype=torch.int64, device="cpu"),
             "drawn": torch.tensor(
@@ -187,7 +197,8 @@ class QueueSampler(CountingSampler):
         ends = np.cumsum([0, *state["sizes"].tolist()]).tolist()
         pairs = zip(state["keys"].tolist(), ends[:-1], ends[1:], strict=True)
         self._drawn = {key: slots[a:b] for key, a, b in pairs}
-        self._waiting, self._known = deque(state["waiting"].tolist()), True
+        self._wait(state["waiting"].tolist())
+        self._known = True
 
 
 class UsesSampler(CountingSampler):
