@@ -59,13 +59,14 @@ def reached(batch: Any) -> Tensor:
 
 
 class Half(o.StorageColumn):
-    """Numbers in half precision, exact for those of `rows`."""
+    """Numbers in half of their bytes, exact for those of `rows`."""
 
     def allocate(self) -> None:
-        self._values = self.new_tensor(torch.float16, *self.leaf.shape)
+        narrow = torch.float32 if self.leaf.dtype is torch.float64 else torch.float16
+        self._values = self.new_tensor(narrow, *self.leaf.shape)
 
     def set(self, slots: Tensor, values: Tensor) -> None:
-        self._values[slots] = values.half()
+        self._values[slots] = values.to(self._values.dtype)
 
     def get(self, slots: Tensor) -> Tensor:
         return self._values[slots].to(self.leaf.dtype)

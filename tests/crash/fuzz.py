@@ -30,7 +30,7 @@ NAMES = (
     "transform",
     "storage ListStorage",
     "ensemble, ratio",
-    "NStep, single_copy",
+    "storage LazyTensorStorage, single_copy",
     "SliceSampler, mapped",
     "SliceSamplerWithoutReplacement",
     "PrioritizedSliceSampler",

@@ -522,7 +522,8 @@ class Fields:
     def _write_kinds(self, placement: Placement, flat: Flat) -> None:
         addresses = None if flat.addresses is None else [flat.addresses[i] for i in self.kept]
         dense = Flat([flat.leaves[i] for i in self.kept], flat.batch, addresses)
-        begun = [kind.begin_write(placement, x) for kind, x in zip(self.kinds, flat.prepared, strict=True)]
+        prepared = flat.prepared or self.prepare(flat, math.prod(flat.batch), None)  # rows that were gathered
+        begun = [kind.begin_write(placement, x) for kind, x in zip(self.kinds, prepared, strict=True)]
         self.dense.write(placement, dense, self.num_envs)
         for kind, prepared in zip(self.kinds, begun, strict=True):
             kind.write(placement, prepared)

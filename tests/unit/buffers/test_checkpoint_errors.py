@@ -100,7 +100,7 @@ STEPS: list[tuple[Any, str]] = [
 KINDS: tuple[str, ...] = ("PrioritizedSampler", "SliceSamplerWithoutReplacement", "PrioritizedSliceSampler")
 KINDS += (
     "storage ListStorage",
-    "NStep, single_copy",
+    "storage LazyTensorStorage, single_copy",
     "SliceSampler, mapped",
     "SequenceUnit, ndim=2",
     "writer TensorDictMaxValueWriter",

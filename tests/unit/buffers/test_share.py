@@ -8,6 +8,7 @@ import os
 import pickle
 import signal
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -27,6 +28,7 @@ from ostinato.errors import KindError, OptionError, SchemaError, UsageError
 from ostinato.storages import shared as shared_storage
 
 from ...processes import CONTEXT
+from ...registry import Half
 from ...sharing import AVAILABLE, check_ring, check_rows, die, end, ids_of, make, rows, start
 from .refusals import raises
 
@@ -38,7 +40,10 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="processes share buffers with the native extension, on Linux")
 
-KINDS: dict[str, Callable[..., Storage]] = {"memory": LazyTensorStorage, "files": LazyMemmapStorage}
+KINDS: dict[str, Callable[..., Storage]] = {
+    "memory": partial(LazyTensorStorage, kinds={"wide": Half()}),
+    "files": LazyMemmapStorage,
+}
 
 
 def private(kind: str, capacity: int, **options: Any) -> ReplayBuffer:
