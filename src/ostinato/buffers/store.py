@@ -141,8 +141,8 @@ class Store:
         made.source = self.source._replace(storage=self.source.storage.blank())
         made.writer, made.added = copy_part(self.writer), tuple(map(copy_part, self.added))
         made.versions = None if self.versions is None else Versions(self.versions.path)
-        known = self.remover is not None and not self.remover.implied
-        made.remover = Remover(self.remover.name) if self.remover is not None and known else None
+        remover = self.remover
+        made.remover = None if remover is None or remover.implied else Remover(remover.name)
         made.ring, made.counts = Ring(self.ring.capacity, self.ring.device), make_counts(BufferCounts)
         made.writer.follow(made.generations_of)
         return made

@@ -1,7 +1,6 @@
 """Durable files: atomic replacement, checksums, and checkpoints of arrays and JSON state."""
 
 from ostinato.durable.arrays import (
-    BLOCK_BYTES,
     ArrayRecord,
     open_mapped,
     read_array,
@@ -16,22 +15,19 @@ from ostinato.durable.checkpoint import (
     save_part,
     write_array,
 )
-from ostinato.durable.files import atomic_write, check_free, free_bytes, fsync_dir, reserve, safe_join
-from ostinato.durable.manifest import FORMAT_VERSION, Manifest, decode, encode, read_manifest, write_manifest
+from ostinato.durable.files import atomic_write, check_free, fsync_dir, reserve, safe_join
+from ostinato.durable.manifest import FORMAT_VERSION, decode, encode, read_manifest, write_manifest
 
 __all__ = [
-    "BLOCK_BYTES",
     "FORMAT_VERSION",
     "ArrayRecord",
     "CheckpointReader",
     "CheckpointWriter",
-    "Manifest",
     "SavedColumn",
     "atomic_write",
     "check_free",
     "decode",
     "encode",
-    "free_bytes",
     "fsync_dir",
     "load_part",
     "open_mapped",

@@ -443,7 +443,7 @@ class CheckpointWriter:
             now = self.prints[name] = print_of(plain)
             if name in self.known:
                 changed = changed_rows(self.known[name], now, shape_nbytes(now.shape[1:], plain.dtype))
-        rows = self._begin_rows(name, dtype_name(plain.dtype), tuple(plain.shape), changed)
+        rows = self.begin_rows(name, dtype_name(plain.dtype), tuple(plain.shape), changed)
         if rows is None:
             return self._records[name]
         with rows:
@@ -489,7 +489,7 @@ class CheckpointWriter:
         """Begin a file for rows that are written piece by piece; `end_rows` adds it when it is complete.
 
         Args:
-            name: Name in the manifest.
+            name: Name in the manifest, which must be free.
             dtype: Name of the dtype.
             shape: Shape, `[rows, ...]`.
             changed: Rows that differ from those in `older`; None writes all.
@@ -500,19 +500,13 @@ class CheckpointWriter:
             The file, which says which rows it needs; None if the older files already hold all rows.
 
         Raises:
-            CheckpointError: The name is taken or not allowed.
             StorageMemoryError: The disk is too small.
         """
-        self._check_name(name)
-        file = self._begin_rows(name, dtype, shape, changed)
-        for column, offset, kind, extent in columns:
-            packed = self._records[name].row_bytes
-            self._records[column] = ArrayRecord(dtype_name(kind), extent, (), packed, name, offset)
-        return file
-
-    def _begin_rows(self, name: str, dtype: str, shape: tuple[int, ...], changed: Runs | None) -> RowFile | None:
         old = None if changed is None else self.older.get(name)
         self._records[name], runs = plan(self._root, old, dtype, shape, changed)
+        packed = self._records[name].row_bytes
+        for column, offset, kind, extent in columns:
+            self._records[column] = ArrayRecord(dtype_name(kind), extent, (), packed, name, offset)
         if runs is not None and not len(runs):
             return None
         return RowFile(self._root / _file_name(name), dtype, shape, runs, name)

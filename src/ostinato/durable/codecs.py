@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import threading
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache, lru_cache
 from importlib.util import find_spec
 from itertools import pairwise
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, final
 
 from ostinato._optional import require
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 __all__ = ["AnyCodec", "Codec", "ZlibCodec", "ZstdCodec", "find_codec", "has_zstd", "map_in_threads"]
 
+_ZSTD_MODULE = "zstandard"
+_MOST_CONTEXTS = 64
+_MOST_THREADS = min(16, cores())
 _THREAD_BYTES = 1 << 20
 """Uncompressed bytes for each thread: less work than that costs more to distribute than it saves."""
 
@@ -149,7 +153,7 @@ class ZstdCodec:
 
     def encode(self, data: bytes | memoryview) -> bytes:
         """Return compressed bytes. Releases the GIL."""
-        blob: bytes = _contexts.compressor(self.level).compress(data)
+        blob: bytes = _compressor(os.getpid(), get_ident(), self.level).compress(data)
         return blob
 
     def decode(self, blob: bytes, size: int) -> bytes:
@@ -158,7 +162,7 @@ class ZstdCodec:
         Raises:
             DamagedFileError: if `blob` is not that; nothing is allocated for a value of another size.
         """
-        context, module = _contexts.decompressor()
+        context, module = _decompressor(os.getpid(), get_ident())
         try:
             held = module.frame_content_size(blob)
             if held != size:
@@ -171,32 +175,21 @@ class ZstdCodec:
         return _sized(data, size, self.name)
 
 
-@final
-class _Contexts(threading.local):
-    """The contexts of zstd of a thread: making one takes longer than decompressing a frame of a game."""
-
-    def __init__(self) -> None:
-        self._module: Any = None
-        self._decompressor: Any = None
-        self._compressors: dict[int, Any] = {}
-
-    def compressor(self, level: int) -> Any:
-        found = self._compressors.get(level)
-        if found is None:
-            found = self._compressors[level] = require(_ZSTD_MODULE, "zstd").ZstdCompressor(level=level)
-        return found
-
-    def decompressor(self) -> tuple[Any, Any]:
-        if self._decompressor is None:
-            self._module = require(_ZSTD_MODULE, "zstd")
-            self._decompressor = self._module.ZstdDecompressor()
-        return self._decompressor, self._module
+# Making a context of zstd takes longer than decompressing a frame of a game, and a context serves one thread.
+@lru_cache(_MOST_CONTEXTS)
+def _compressor(process: int, thread: int, level: int) -> Any:  # noqa: ARG001
+    """Return the context that compresses in a thread."""
+    return require(_ZSTD_MODULE, "zstd").ZstdCompressor(level=level)
 
 
-_contexts = _Contexts()
+@lru_cache(_MOST_CONTEXTS)
+def _decompressor(process: int, thread: int) -> tuple[Any, Any]:  # noqa: ARG001
+    """Return the context that decompresses in a thread, and the module of zstd."""
+    module = require(_ZSTD_MODULE, "zstd")
+    return module.ZstdDecompressor(), module
+
+
 AnyCodec: TypeAlias = "Codec | ZlibCodec | ZstdCodec"
-
-_ZSTD_MODULE = "zstandard"
 
 
 def has_zstd() -> bool:
@@ -245,30 +238,10 @@ def _sized(data: _Bytes, size: int, name: str) -> _Bytes:
 # -- threads -----------------------------------------------------------------------------------------------------------
 
 
-@final
-class _Pool:
-    """The threads of this process: made when they are first needed, and again in a forked process."""
-
-    _made: ThreadPoolExecutor | None
-
-    def __init__(self) -> None:
-        self.workers = min(16, cores())
-        self.forget()
-
-    def executor(self) -> ThreadPoolExecutor:
-        with self._lock:
-            if self._made is None:
-                self._made = ThreadPoolExecutor(self.workers, thread_name_prefix="ostinato-codec")
-            return self._made
-
-    def forget(self) -> None:
-        """Begin anew: in a forked process, the threads, and maybe the holder of the lock, are not there."""
-        self._lock, self._made = threading.Lock(), None
-
-
-_pool = _Pool()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_pool.forget)
+@cache
+def _executor(process: int, threads: int) -> ThreadPoolExecutor:  # noqa: ARG001
+    """Return the threads of a process: a forked one, which has none of them, makes its own."""
+    return ThreadPoolExecutor(threads, thread_name_prefix="ostinato-codec")
 
 
 def map_in_threads(function: Callable[[Sequence[In]], Iterable[Out]], items: Sequence[In], nbytes: int) -> list[Out]:
@@ -282,11 +255,11 @@ def map_in_threads(function: Callable[[Sequence[In]], Iterable[Out]], items: Seq
         items: all of them.
         nbytes: uncompressed bytes of all items.
     """
-    parts = min(_pool.workers, len(items), nbytes // _THREAD_BYTES)
+    parts = min(_MOST_THREADS, len(items), nbytes // _THREAD_BYTES)
     if parts < 2:
         return list(function(items))
     cuts = [len(items) * i // parts for i in range(parts + 1)]
-    executor = _pool.executor()
+    executor = _executor(os.getpid(), _MOST_THREADS)
     futures = [executor.submit(lambda part: list(function(part)), items[a:b]) for a, b in pairwise(cuts[1:])]
     out = list(function(items[: cuts[1]]))
     for future in futures:

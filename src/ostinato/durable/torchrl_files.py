@@ -13,10 +13,11 @@ from torch import Tensor
 
 from ostinato.core import kinds
 from ostinato.core.kinds import Node
+from ostinato.durable import files
 from ostinato.durable.arrays import DTYPES, check_shape, shape_nbytes
 from ostinato.durable.files import file_size, join_parts, read_small
 from ostinato.durable.manifest import parse_json
-from ostinato.errors import CheckpointError, DamagedFileError, OstinatoError
+from ostinato.errors import CheckpointError, OstinatoError
 
 _MAX_JSON_BYTES = 16 * 2**20
 _MAX_DEPTH = 64
@@ -132,27 +133,19 @@ class Folder:
 
     def _other(self, kind: str, batch: tuple[int, ...], *names: str) -> Any:
         """Read a value that is not a tensor, or one value per row, if it was written as JSON."""
-        path, value = self.root.joinpath(*names) / "meta.json", self._value(*names)
-        if kind == "NonTensorData":
-            return value
-        dim = self.json(*names, "meta.json").get("stack_dim")
-        try:
-            found = kinds.as_objects(value if dim == 0 else None, names, batch)
-        except OstinatoError:
-            damaged(path, f"it must hold one value for each of {list(batch)} rows, stacked along dimension 0")
-        return kinds.make_objects(Node("tensordict", ()), found)
-
-    def _value(self, *names: str) -> Any:
-        """Read a value that is not a tensor, if it was written as JSON."""
-        meta = self.json(*names, "meta.json")
+        path, meta = self.root.joinpath(*names), self.json(*names, "meta.json")
         value = meta.get("data", NotImplemented)
         if not isinstance(value, _PLAIN):
-            msg = (
-                f"{self.root.joinpath(*names)} holds a value that is neither a tensor nor JSON: it is not read, since "
-                "unpickling runs code"
-            )
+            msg = f"{path} holds a value that is neither a tensor nor JSON: it is not read, since unpickling runs code"
             raise CheckpointError(msg)
-        return value
+        if kind == "NonTensorData":
+            return value
+        try:
+            found = kinds.as_objects(value if meta.get("stack_dim") == 0 else None, names, batch)
+        except OstinatoError:
+            problem = f"it must hold one value for each of {list(batch)} rows, stacked along dimension 0"
+            damaged(path / "meta.json", problem)
+        return kinds.make_objects(Node("tensordict", ()), found)
 
     def _path(self, names: tuple[str, ...]) -> Path:
         self.read.add("/".join(names))
@@ -190,5 +183,4 @@ def damaged(path: Path, problem: str) -> NoReturn:
     Raises:
         DamagedFileError: Always.
     """
-    msg = f"{path} is damaged or not part of a TorchRL checkpoint: {problem}"
-    raise DamagedFileError(msg)
+    files.damaged(path, problem, "or not part of a TorchRL checkpoint")

@@ -27,7 +27,7 @@ assert (root / "removed").exists()
 buffer = TrajectoryReplayBuffer(auto_save=True, auto_save_path=root / "rollouts")
 buffer.add_trajectories([Trajectory(rewards=torch.ones(4, 2, 1))] * 3)
 
-codecs._pool.workers = 2
+codecs._MOST_THREADS = 2
 work = lambda: codecs.map_in_threads(lambda part: [2 * i for i in part], range(9), 2 << 20)
 assert work() == list(range(0, 18, 2))
 child = os.fork()
