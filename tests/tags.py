@@ -145,3 +145,18 @@ def same_state(first: Any, second: Any, path: str = "state") -> None:
             same_state(value, second[key], f"{path}.{key}")
     else:
         assert bits(first) == bits(second), f"{path} differs: {first!r} and {second!r}"
+
+
+def same_kind(first: Any, second: Any, path: str = "value") -> None:
+    """Assert that nested values are equal bit for bit, also in their types, batch sizes and the order of keys."""
+    assert type(first) is type(second), path
+    if hasattr(first, "batch_size"):
+        assert first.batch_size == second.batch_size, path
+        first, second = (dict(sorted(value.items())) for value in (first, second))
+    if isinstance(first, (dict, list, tuple)):
+        keys, others = (list(value if isinstance(value, dict) else range(len(value))) for value in (first, second))
+        assert keys == others, path
+        for key in keys:
+            same_kind(first[key], second[key], f"{path}.{key}")
+    else:
+        assert bits(first) == bits(second), f"{path} differs: {first!r} and {second!r}"

@@ -91,6 +91,14 @@ class _NeverLast(RandomSampler):
         return Draw(torch.randint(0, max(1, view.rows - 1), (batch_size,), generator=generator, device="cpu"))
 
 
+class _OnlyFirst(RandomSampler):
+    rows = 0
+
+    def draw(self, view: View, batch_size: int, generator: torch.Generator | None) -> Draw:
+        self.rows = self.rows or view.rows
+        return Draw(torch.randint(0, self.rows, (batch_size,), generator=generator, device="cpu"))
+
+
 class _Strided(RandomSampler):
     def draw(self, view: View, batch_size: int, generator: torch.Generator | None) -> Draw:
         return Draw(torch.randint(0, view.rows, (batch_size, 2), generator=generator, device="cpu")[:, 0])
@@ -111,6 +119,7 @@ class _NotAlone(RandomSampler):
     [
         (_NotAlone, "test_a_bare_storage_can_be_sampled"),
         (_NeverLast, "test_every_row_is_reachable"),
+        (_OnlyFirst, "test_new_rows_are_reachable"),
         (_Strided, "test_slots_are_in_range"),
         (_Global, "test_one_seed_one_sequence"),
     ],

@@ -40,21 +40,6 @@ def check_rows(batch: Any) -> list[int]:
     return [int(number) for number in numbers]
 
 
-def same(a: Any, b: Any) -> bool:
-    """Return whether two nested values have equal types, dtypes, shapes and bits."""
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, torch.Tensor):
-        return a.dtype is b.dtype and a.shape == b.shape and torch.equal(a, b)
-    if isinstance(a, TensorDict):
-        return a.batch_size == b.batch_size and a.device == b.device and same(dict(a.items()), dict(b.items()))
-    if isinstance(a, dict):
-        return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
-    if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(map(same, a, b))
-    return bool(a == b)
-
-
 def _all_rows(buffer: Any) -> Any:
     return buffer[:] if len(buffer) else None
 

@@ -10,6 +10,7 @@ import warnings
 from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -246,8 +247,11 @@ def test_the_rows_of_a_lost_shard_do_not_count(cluster: Any, limited: ShardedRep
     for shard in range(2):
         limited.pinned(shard).extend(make_rows(64 * shard, 64))
     limited.sample()
+    recount = Mock(wraps=limited._shards.on_change)
+    limited._shards.on_change = recount
     kill(cluster, limited.actors[1])
     drain(limited, "min_size_to_sample is 96")
+    assert recount.called, "the limiter counts the rows at once"
     limited.pinned(0).extend(make_rows(2000, 96), timeout_s=5.0)  # with too few rows no write waits
     assert check_rows(limited.sample(timeout_s=30.0))
 

@@ -35,7 +35,7 @@ from ostinato.errors import (
 )
 from ostinato.transforms import Cast
 
-from .rows import same
+from ..tags import same_kind
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -266,7 +266,7 @@ def test_calls_do_what_they_do_in_a_local_buffer(cluster: Any) -> None:
         reseed(mine, 3)
         rb.apply(reseed, 3)
         for name, *args in CALLS:
-            assert same(_call(rb, name, *args), _call(mine, name, *args)), (name, args)
+            same_kind(_call(rb, name, *args), _call(mine, name, *args), f"{name}{args}")
         assert rb.stats().stale_updates == mine.stats().stale_updates > 0
         rb.extend(tensordict(10))
         rb.priority_key = ("agent", "loss")

@@ -19,7 +19,7 @@ pytest.importorskip("ray", reason="Ray is not installed: pip install 'ostinato[r
 
 from ostinato.distributed.serialization import Serialized, decode_small, encode_small
 
-from .rows import same
+from ..tags import same_kind
 
 Pair = namedtuple("Pair", "a b")  # noqa: PYI024 (as users write it)
 DTYPES = [torch.bool, torch.uint8, torch.int64, torch.bfloat16, torch.float32, torch.float64, torch.complex64]
@@ -40,7 +40,7 @@ def test_tensors_keep_dtype_shape_and_bits() -> None:
     views = [base.T, base[::2], base[:, 1:2], base.expand(3, 200, 300), torch.complex(base, base).conj()]
     views.append(torch.rand(200, 300).requires_grad_())
     for tensor in [*tensors, *views]:
-        assert same(sent(tensor)[0], tensor.detach().resolve_conj())
+        same_kind(sent(tensor)[0], tensor.detach().resolve_conj())
 
 
 def test_large_tensors_are_writable_views() -> None:
@@ -79,11 +79,11 @@ def test_kinds_and_nesting_are_unchanged() -> None:
         "function": lambda x: x + 1,
     }
     back, _ = sent(data)
-    assert same(back["td"], data["td"])
+    same_kind(back["td"], data["td"])
     assert back["empty"].batch_size == (4,)
     assert (back["text"]["t"], back["text"]["n"], back["text"]["x"].tolist()) == (["a", "b"], {"k": 1}, [0, 1])
     assert back["named"].names == ["time"]
-    assert same(tuple(back["pair"]), tuple(data["pair"]))
+    same_kind(tuple(back["pair"]), tuple(data["pair"]))
     assert type(back["pair"]).__name__ == "Pair"
     assert back["function"](1) == 2
 
@@ -109,7 +109,7 @@ trees = st.recursive(
 def test_trees_are_unchanged(data: Any) -> None:
     encoded = encode_small(data)
     assert encoded is not None
-    assert same(decode_small(encoded), data)
+    same_kind(decode_small(encoded), data)
 
 
 def test_decoded_tensors_are_writable_values() -> None:
@@ -119,7 +119,7 @@ def test_decoded_tensors_are_writable_values() -> None:
     one, other = decode_small(encoded), decode_small(encoded)
     one["x"] += 1
     one["flags"][:] = True
-    assert same(other, {"flags": flags, "x": x, "t": ["a", None]})
+    same_kind(other, {"flags": flags, "x": x, "t": ["a", None]})
     assert one["x"].data_ptr() % 8 == 0
 
 

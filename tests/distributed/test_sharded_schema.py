@@ -154,7 +154,7 @@ def test_checkpoints_that_fail(cluster: Any, tmp_path: Path) -> None:
         reader = rb.clients(1)[0]
         assert len(warnings_of(lambda: [reader.sample() for _ in range(3)])) == 1
         assert len(rb.clients(1)[0]) == rb.write_count  # what was refused is not stored
-        assert "not a directory" in str(rb.report()[1].save_error)
+        assert "not a directory" in str(rb.report()[1].save_error).lower()  # by whoever finds it first
         part.unlink()
         until(lambda: rb.report()[1].save_failures == 0)
         second.extend(FLOATS[:2])

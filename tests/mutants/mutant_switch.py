@@ -15,16 +15,23 @@ met: set[int] = set()
 """Changes that this process has met since the set was emptied."""
 in_pytest = False
 """True in the process that runs the tests, which reads `met`."""
+_hits = -1  # descriptor of the file
+
+
+def begin(path: str) -> None:
+    """Let this process and its forks note changes in a file: opened once, since some tests watch what is opened."""
+    global _hits  # noqa: PLW0603
+    with contextlib.suppress(OSError):
+        _hits = os.open(path, os.O_WRONLY | os.O_APPEND)
 
 
 def on(number: int) -> bool:
     """Say whether the change is on, and note that it was met."""
     if number not in met:
         met.add(number)
-        path = os.environ.get("OSTINATO_MUTANT_HITS")
-        if path and not in_pytest:
-            with contextlib.suppress(OSError), open(path, "a", encoding="ascii") as file:  # noqa: PTH123
-                file.write(f"{number}\n")
+        if _hits >= 0 and not in_pytest:
+            with contextlib.suppress(OSError):
+                os.write(_hits, b"%d\n" % number)
     return number == active
 
 
@@ -40,3 +47,5 @@ def _in_a_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_in_a_fork)
+if "OSTINATO_MUTANT_HITS" in os.environ:
+    begin(os.environ["OSTINATO_MUTANT_HITS"])

@@ -67,6 +67,7 @@ class Meetings:
         self.read = 0
         self.tests: dict[str, dict[str, Any]] = {}
         os.environ["OSTINATO_MUTANT_HITS"] = str(self.others)
+        mutant_switch.begin(str(self.others))
         mutant_switch.in_pytest = True
         self.extension = _Extension()
         self.current: set[int] = set()

@@ -14,7 +14,7 @@ from torch import Tensor
 from ostinato import LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
 from ostinato.errors import KindError, SchemaError
 
-from ...tags import buffer
+from ...tags import buffer, same_kind
 
 
 @tensorclass
@@ -26,13 +26,6 @@ class Step:
 class Pair(NamedTuple):
     left: Any
     right: Any
-
-
-def equal(first: Tensor, second: Tensor) -> bool:
-    """Compare bits: some dtypes cannot be compared, and NaN differs from itself."""
-    one, other = (x.contiguous().resolve_conj().resolve_neg() for x in (first, second))
-    same = one.dtype is other.dtype and one.shape == other.shape
-    return same and torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))
 
 
 KINDS: dict[str, Any] = {
@@ -52,35 +45,15 @@ KINDS: dict[str, Any] = {
 }
 
 
-def same_form(got: Any, expected: Any) -> None:
-    """Assert equal kinds, keys in order, and values."""
-    assert type(got) is type(expected)
-    if isinstance(expected, Tensor):
-        assert equal(got, expected)
-    elif isinstance(expected, dict):
-        assert list(got) == list(expected)
-        for key in expected:
-            same_form(got[key], expected[key])
-    elif isinstance(expected, (list, tuple)):
-        assert len(got) == len(expected)
-        for one, other in zip(got, expected, strict=True):
-            same_form(one, other)
-    else:
-        assert got.batch_size == expected.batch_size
-        assert set(got.keys()) == set(expected.keys())
-        for key in expected.keys():  # noqa: SIM118 (a TensorDict iterates over rows)
-            same_form(got.get(key), expected.get(key))
-
-
 @pytest.mark.parametrize("storage", ["packed", "mapped-columns"])
 def test_rows_come_out_in_the_kind_that_was_put_in(storage: str) -> None:
     for data in KINDS.values():
         rb = buffer(storage, 10)
         assert rb.extend(data).tolist() == [0, 1, 2, 3]
-        same_form(rb[:], data)
-        same_form(rb[torch.arange(4)], data)
+        same_kind(rb[:], data)
+        same_kind(rb[torch.arange(4)], data)
         batch, info = rb.sample(4, return_info=True)
-        same_form(batch, rb[info["index"]])
+        same_kind(batch, rb[info["index"]])
 
 
 def test_a_lazy_stack_is_stored_by_its_common_fields_with_a_warning() -> None:
@@ -95,7 +68,7 @@ def test_a_lazy_stack_is_stored_by_its_common_fields_with_a_warning() -> None:
     with pytest.raises(SchemaError, match="no field in common"):
         rb.extend(LazyStackedTensorDict(alone, TensorDict({"b": torch.zeros(())})))
     expected = TensorDict({"a": torch.arange(3.0), "next": TensorDict({"b": torch.arange(3)}, [3])}, [3])
-    same_form(rb[:], expected)
+    same_kind(rb[:], expected)
 
 
 class Pairs:
@@ -133,7 +106,7 @@ def test_dicts_and_tensordicts_serve_for_each_other_by_name() -> None:
     rb.extend({"a": torch.arange(2), "b": torch.zeros(2)})
     rb.extend(TensorDict({"b": torch.ones(2), "a": torch.arange(2, 4)}, [2]))
     rb.extend({"b": torch.ones(1), "a": torch.tensor([4])})
-    same_form(rb[:], {"a": torch.arange(5), "b": torch.tensor([0.0, 0.0, 1.0, 1.0, 1.0])})
+    same_kind(rb[:], {"a": torch.arange(5), "b": torch.tensor([0.0, 0.0, 1.0, 1.0, 1.0])})
 
 
 def test_numbers_and_arrays_are_taken_at_the_door() -> None:
@@ -178,8 +151,8 @@ def test_sources_of_any_layout_are_stored_right(storage: str) -> None:
             rb = buffer(storage, 8)
             rb.extend({"x": torch.zeros(4, 4), "id": ids[:4]})
             rb.extend({"x": source, "id": ids})  # wraps after four rows
-            assert equal(rb[torch.tensor([4, 5, 6, 7, 0, 1])]["x"], values), layout
+            same_kind(rb[torch.tensor([4, 5, 6, 7, 0, 1])]["x"], values, layout)
             rb.add({"x": source[2], "id": 2})
-            assert equal(rb[2]["x"], values[2]), layout
+            same_kind(rb[2]["x"], values[2], layout)
             rb[2:8] = {"x": source, "id": ids}
-            assert equal(rb[2:8]["x"], values), layout
+            same_kind(rb[2:8]["x"], values, layout)

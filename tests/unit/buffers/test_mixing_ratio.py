@@ -17,6 +17,7 @@ from ostinato import (
     ReplayBuffer,
     ReplayBufferEnsemble,
     SliceSampler,
+    TensorDictReplayBuffer,
 )
 from ostinato.errors import EmptyBufferError, KindError, OptionError, SchemaError, UsageError
 
@@ -87,6 +88,11 @@ def test_the_source_of_each_row_is_a_field(make: Any) -> None:
     options: dict[str, Any] = {"source_key": ("info", "source")}
     rb = ReplayBufferEnsemble(make(0), make(100), ratio=0.5, transform=check, batch_size=6, **options)
     assert check(rb.sample())["info"]["source"].dtype is torch.int64
+    rows = [TensorDictReplayBuffer(storage=LazyTensorStorage(4)) for _ in range(2)]
+    for one in rows:
+        one.extend(TensorDict({"id": torch.zeros(4, 2)}, [4, 2]))
+    wide = ReplayBufferEnsemble(*rows, ratio=0.5, batch_size=4, **options).sample()
+    assert wide["info", "source"].tolist() == [[0, 0], [0, 0], [1, 1], [1, 1]]
     parts = ReplayBufferEnsemble(make(0), make(100), sample_from_all=True, **options)
     assert pickle.loads(pickle.dumps(parts)).sample(4)["info"]["source"].tolist() == [[0, 0], [1, 1]]
 

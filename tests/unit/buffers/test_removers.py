@@ -25,6 +25,7 @@ from ostinato import (
     TensorDictMaxValueWriter,
 )
 from ostinato.errors import OptionError
+from ostinato.samplers import PrioritySampler
 
 from ...effort import examples
 from .refusals import raises
@@ -146,15 +147,23 @@ REFUSED: list[tuple[Any, str, dict[str, Any]]] = [
 ]
 
 
+class Silent(PrioritizedSampler):
+    """Priorities that no remover can read."""
+
+    priorities_at = PrioritySampler.priorities_at
+
+
 def test_what_does_not_go_with_a_remover() -> None:
     for name, words, options in REFUSED:
         parts = {"storage": LazyTensorStorage(8), "sampler": RandomSampler(), **options}
         with pytest.raises(OptionError, match=words):
             ReplayBuffer(remover=name, **parts)
-    rb = make("lowest_priority")
+    rb, silent = (make("lowest_priority", sampler=kind(CAPACITY, 1.0, 1.0)) for kind in (PrioritizedSampler, Silent))
+    silent.extend(rows(*range(CAPACITY)))
     sampler = rb.sampler
     raises(
         (lambda: rb.set_sampler(RandomSampler()), OptionError, "lowest_priority"),
+        (lambda: silent.extend(rows(9)), OptionError, "Silent does not tell the priorities of rows"),
         (lambda: rb.set_writer(ReservoirWriter()), OptionError, "ReservoirWriter"),
         (lambda: ReplayBuffer(storage=LazyTensorStorage(4), remover="lifo").share(), OptionError, "ring order"),
     )

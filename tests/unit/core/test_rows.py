@@ -17,6 +17,8 @@ from ostinato.core.kinds import stack
 from ostinato.core.rows import Schema, describe, map_leaves
 from ostinato.errors import CheckpointError, KindError
 
+from ...tags import same_kind
+
 CPU = torch.device("cpu")
 Pair = namedtuple("Pair", ["left", "right"])  # noqa: PYI024 (users have those too)
 
@@ -38,30 +40,21 @@ trees = st.recursive(
 )
 
 
-def same(first: Any, second: Any) -> bool:
-    if isinstance(first, torch.Tensor):
-        return isinstance(second, torch.Tensor) and first.dtype is second.dtype and torch.equal(first, second)
-    if type(first) is not type(second) or len(first) != len(second):
-        return False
-    if isinstance(first, dict):
-        return list(first) == list(second) and all(same(first[k], second[k]) for k in first)
-    return all(same(a, b) for a, b in zip(first, second, strict=True))
-
-
 @given(data=trees)
 def test_any_tree_is_flattened_built_again_saved_and_stacked(data: Any) -> None:
     schema = describe(data, 1)
     flat = schema.flatten(data, None, 1)
     assert flat.batch == (4,)
-    assert same(schema.build(flat.leaves, (4,), CPU), data)
+    same_kind(schema.build(flat.leaves, (4,), CPU), data)
     one = map_leaves(data, lambda leaf: leaf[0])
     assert describe(one, 0) == schema
-    assert same(schema.build(schema.flatten(one, None, 0).leaves, (), CPU), one)
+    same_kind(schema.build(schema.flatten(one, None, 0).leaves, (), CPU), one)
     for again in (Schema.from_json(json.loads(json.dumps(schema.to_json()))), pickle.loads(pickle.dumps(schema))):
         assert again == schema
         assert hash(again) == hash(schema)
     rows = [map_leaves(data, operator.itemgetter(i)) for i in range(4)]
-    assert isinstance(data, list) or same(stack(rows), data)
+    if not isinstance(data, list):
+        same_kind(stack(rows), data)
 
 
 def tree_of(kind: str, name: str | None = None, keys: list[Any] | None = None) -> dict[str, Any]:

@@ -15,6 +15,8 @@ from ostinato import FrameStack, NStep, PrioritizedSampler, SliceSampler
 from ostinato.core.records import Column, Plan, Request
 from ostinato.storages import memory
 
+from ...tags import same_state
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
     from ostinato import ReplayBuffer
 
-__all__ = ["OBSERVATIONS", "OPERATIONS", "PARTS", "Environments", "Pair", "over", "poison_memory", "same"]
+__all__ = ["OBSERVATIONS", "OPERATIONS", "PARTS", "Environments", "Pair", "over", "poison_memory"]
 
 OBSERVATIONS = ("obs", "image", "goal")
 """Fields with a next field each: a small one, a wide one, a scalar."""
@@ -90,17 +92,6 @@ class Environments:
 def over(rows: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """Return rows with each field changed."""
     return {key: over(value, change) for key, value in rows.items()} if isinstance(rows, dict) else change(rows)
-
-
-def same(one: Any, other: Any) -> None:
-    """Assert that rows are equal bit for bit."""
-    if isinstance(one, dict):
-        assert one.keys() == other.keys()
-        for key, value in one.items():
-            same(value, other[key])
-    else:
-        assert (one.dtype, one.shape) == (other.dtype, other.shape)
-        assert one.numpy().tobytes() == other.numpy().tobytes()
 
 
 class Pair:
@@ -222,7 +213,7 @@ class Pair:
             lambda rb: rb.sample(),
         ]
         for read in reads:
-            same(read(plain), read(other))
+            same_state(read(plain), read(other))
 
 
 def poison_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from ostinato.tools.verify import verify
 from ...effort import examples
 from ...registry import Half
 from ...tags import same_state
-from .pairs import OPERATIONS, PARTS, Pair, same
+from .pairs import OPERATIONS, PARTS, Pair
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -91,7 +91,7 @@ def test_full_rings_of_another_capacity(saved: Any, loaded: Any, tmp_path: Path)
     rb.extend(rows(0, 11))
     rb.dumps(tmp_path)
     bigger.loads(tmp_path)
-    same(bigger[:], rows(3, 8))
+    same_state(bigger[:], rows(3, 8))
     bigger.extend(rows(11, 3))
     assert sorted(bigger["x"].tolist()) == list(range(4, 14))
     if loaded == {"obs": BZ2}:
@@ -105,7 +105,7 @@ def test_incremental_saves_continue_and_are_not_mapped(tmp_path: Path) -> None:
         rb.extend(rows(first, 10))
         rb.dumps(tmp_path, incremental=True)
     again.loads(tmp_path)
-    same(rb[:], again[:])
+    same_state(rb[:], again[:])
     with pytest.raises(CheckpointError, match="cannot be mapped: load it with mmap=False"):
         buffer(None).loads(tmp_path, mmap=True)
     with pytest.raises(OptionError, match="mmap=True needs"):

@@ -17,7 +17,8 @@ from ostinato import (
 from ostinato.core.records import Request
 from ostinato.errors import CheckpointError, DamagedFileError, OptionError, SchemaError
 
-from .pairs import Environments, over, same
+from ...tags import same_state
+from .pairs import Environments, over
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -154,7 +155,7 @@ def test_a_flushed_directory_opens_again_unless_it_is_damaged(tmp_path: Path) ->
     for _ in range(2):
         rb.storage.flush()  # type: ignore[attr-defined]
         rb = ReplayBuffer(storage=stored())
-        same(rb[:], expected)
+        same_state(rb[:], expected)
     with pytest.raises(CheckpointError, match="open it with the same single_copy and kinds"):
         stored(single_copy=False)
     for name in ("block-part0.bin", "block-part1.bin", "block0.bin"):
@@ -166,8 +167,8 @@ def test_a_flushed_directory_opens_again_unless_it_is_damaged(tmp_path: Path) ->
         path.write_bytes(whole)
     rb, row = ReplayBuffer(storage=stored()), Environments(1, random.Random(5)).line(1)
     rb.extend(row)
-    same(rb[10:11], row)
-    same(rb[11:], over(expected, lambda field: field[11:]))
+    same_state(rb[10:11], row)
+    same_state(rb[11:], over(expected, lambda field: field[11:]))
 
 
 def apart(change: Callable[[Tensor], Tensor]) -> Callable[[dict[str, Any]], object]:
@@ -203,10 +204,10 @@ def test_damaged_states_are_refused_and_change_nothing(kind: bool) -> None:
         damage(state)
         with pytest.raises(CheckpointError):
             other.storage.load_state_dict(state)
-        same(other[:], before)
+        same_state(other[:], before)
     some = LazyTensorStorage(50, single_copy={("next", "obs"): "obs"})
     some.load_state_dict(rb.storage.state_dict())
-    same(some[:], rb[:])
+    same_state(some[:], rb[:])
 
 
 @pytest.mark.usefixtures("backend")
