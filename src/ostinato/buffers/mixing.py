@@ -17,7 +17,7 @@ from ostinato.buffers.options import require_tracking
 from ostinato.buffers.pipeline import Pipeline
 from ostinato.buffers.rate_limit import Ask, Waiters
 from ostinato.buffers.reader import Reader
-from ostinato.buffers.records import Mix
+from ostinato.buffers.records import Draws, Mix
 from ostinato.buffers.replay import ReplayBuffer
 from ostinato.buffers.routed import EnsembleUpdate, read_names, steps_of_all
 from ostinato.buffers.sampling import INFO
@@ -269,8 +269,7 @@ class MixedRows(NamedTuple):
     parts: list[Rows]
 
 
-@final
-class EnsembleEngine:
+class EnsembleEngine(Draws):
     """The engine of an ensemble: members, distribution, generator and lock, in the place of a `Reader`.
 
     A draw is a `Mix`: the members of its parts, and the draw of each. `lock` is the ensemble's own and then those of
@@ -287,10 +286,8 @@ class EnsembleEngine:
         named: whether TensorDict batches carry the names of their rows though no member has priorities.
     """
 
-    direct, direct_tried = None, True
-    gate = versions = unit = tracker = None
+    versions = None
     pin = False
-    pickles_queue = True
 
     def __init__(
         self,
@@ -398,14 +395,6 @@ class EnsembleEngine:
             self._sampler.drew(split.owed)
             return Mix(split.members, tickets, rng if ahead else None, split.owed)
 
-    def may_draw(self, rows: int) -> bool:  # noqa: ARG002
-        """Return True: no draw waits."""
-        return True
-
-    def wait_to_draw(self, rows: int, ask: Ask, queued: Callable[[], bool]) -> int:  # noqa: ARG002
-        """Return the rows to draw, at once."""
-        return rows
-
     def can_draw(self, rows: int) -> bool:
         """Whether a draw of so many rows does not raise, whichever members are chosen."""
         with self.lock:
@@ -485,15 +474,6 @@ class EnsembleEngine:
             for engine, ticket in self._parts(mix):
                 engine.give_back(ticket)
             self._sampler.drew(mix.owed, -1)
-
-    def undraw(self, queued: list[Mix]) -> None:
-        """Drop draws that were made ahead, and those of a checkpoint; the generator goes back to before them."""
-        dropped = [*queued, *self.pending]
-        self.pending.clear()
-        for mix in dropped:
-            self.give_back(mix)
-        if dropped and dropped[0].rng is not None and self.generator is not None:
-            self.generator.set_state(dropped[0].rng)
 
     def deliver(self, mix: Mix) -> None:
         """Count the rows of a batch that reached the caller."""

@@ -332,7 +332,8 @@ def remove_schema(buffer: ReplayBuffer) -> None:
 
 def lock_of(buffer: ReplayBuffer) -> AbstractContextManager[Any]:
     """Return the lock of a buffer, which a thread may take several times: meanwhile no other thread reads or writes."""
-    return Member(buffer, None).engine.lock
+    lock: AbstractContextManager[Any] = Member(buffer, None).engine.lock
+    return lock
 
 
 def check_checkpoint(buffer: ReplayBuffer, path: str) -> Schema | None:
