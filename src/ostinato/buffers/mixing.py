@@ -53,6 +53,22 @@ if TYPE_CHECKING:
 _PLAIN = Ask()
 
 
+def reader_of(buffer: ReplayBuffer) -> Reader:
+    """Return the engine of a buffer whose rows are in this process alone.
+
+    Raises:
+        OptionError: for a shared buffer, or a view.
+    """
+    engine = buffer._engine  # noqa: SLF001 (one package)
+    if not isinstance(engine, Reader):
+        msg = "the members of an ensemble belong to one process, got a shared buffer: make it without shared=True"
+        raise OptionError(msg)
+    if not engine.own:
+        msg = "the members of an ensemble are buffers, which it saves and loads, got a view: pass its buffer"
+        raise OptionError(msg)
+    return engine
+
+
 @final
 class Member:
     """What an ensemble needs of one of its buffers.
@@ -63,15 +79,7 @@ class Member:
     """
 
     def __init__(self, buffer: ReplayBuffer, collate: Callable[[Any], Any] | None) -> None:
-        # an ensemble draws from its buffers' engines, in the same package
-        engine = buffer._engine  # noqa: SLF001
-        if not isinstance(engine, Reader):
-            msg = "the members of an ensemble belong to one process, got a shared buffer: make it without shared=True"
-            raise OptionError(msg)
-        if not engine.own:
-            msg = "the members of an ensemble are buffers, which it saves and loads, got a view: pass its buffer"
-            raise OptionError(msg)
-        self.buffer, self.engine, self.collate = buffer, engine, collate
+        self.buffer, self.engine, self.collate = buffer, reader_of(buffer), collate
 
     def __reduce__(self) -> tuple[type[Member], tuple[Any, ...]]:
         """Pickle the buffer: the engine is that of its copy."""
