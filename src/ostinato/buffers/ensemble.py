@@ -23,6 +23,7 @@ from ostinato.buffers.mixing import (
     without_names,
 )
 from ostinato.buffers.options import check_generator, check_prefetch, own, part, positive
+from ostinato.buffers.queries import slots_in_order
 from ostinato.buffers.reader import Reader
 from ostinato.buffers.replay import ReplayBuffer
 from ostinato.buffers.routed import RoutedBuffer, check_route, require_names
@@ -813,22 +814,16 @@ def prefill_replay_buffer(
     if getattr(getattr(source, "storage", None), "ndim", 1) > 1:
         msg = "a dataset with storage.ndim=2 has steps of several environments: copy them with rb.extend(dataset[:])"
         raise OptionError(msg)
-    rows, oldest = len(source), _oldest(source)
+    rows = len(source)
     part_of = wanted is not None and wanted < rows
     chosen = torch.randperm(rows, device="cpu")[:wanted].sort().values if part_of else torch.arange(rows, device="cpu")
-    for ages in torch.split(chosen, chunk) if rows else ():
-        index = (ages + oldest) % rows
+    if isinstance(source, ReplayBuffer) and source.writer.in_order:
+        chosen = slots_in_order(source._engine).cpu()[chosen]  # noqa: SLF001 (one package)
+    for index in torch.split(chosen, chunk) if rows else ():
         whole = not part_of and int(index[-1]) - int(index[0]) == len(index) - 1
         data = source[slice(int(index[0]), int(index[-1]) + 1) if whole else index]
         rb.extend(without_names(data) if adds_names(source) else data)
     return rb
-
-
-def _oldest(dataset: Any) -> int:
-    """Return where the oldest row of a dataset is: a full ring continues at its first slot after the last one."""
-    if not isinstance(dataset, ReplayBuffer) or not dataset.writer.in_order:
-        return 0
-    return dataset.cursor if len(dataset.storage) == dataset.storage.capacity else 0
 
 
 def _dataset(given: Any, batch_size: int | None, options: dict[str, Any]) -> Any:

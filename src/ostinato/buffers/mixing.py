@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from contextlib import ExitStack
 from functools import partial
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, NamedTuple, final
@@ -183,10 +184,10 @@ class Member:
 
 def _joined(draws: Sequence[Draw]) -> Draw:
     """Put several draws of one sampler together; the info of a whole batch is dropped."""
-    columns = [[getattr(draw, name) for draw in draws] for name in ("weights", "generations", "lengths")]
-    weights, generations, lengths = (torch.cat(column) if column[0] is not None else None for column in columns)
-    slots = torch.cat([draw.slots for draw in draws])
-    return draws[0]._replace(slots=slots, weights=weights, info=None, generations=generations, lengths=lengths)
+    names = ("slots", "weights", "generations", "lengths")
+    columns = ((name, [getattr(draw, name) for draw in draws]) for name in names)
+    joined: dict[str, Any] = {name: None if parts[0] is None else torch.cat(parts) for name, parts in columns}
+    return draws[0]._replace(info=None, **joined)
 
 
 def _rows(ticket: Ticket) -> int:
@@ -253,15 +254,10 @@ class Locks:
 
     def __enter__(self) -> None:
         """Take all locks, or none if it is interrupted."""
-        taken = []
-        try:
+        with ExitStack() as stack:
             for lock in self._locks:
-                lock.acquire()
-                taken.append(lock)
-        except BaseException:
-            for lock in reversed(taken):
-                lock.release()
-            raise
+                stack.enter_context(lock)
+            stack.pop_all()
 
     def __exit__(self, *error: object) -> None:
         """Give all locks back."""

@@ -77,9 +77,10 @@ class _Kept:
         if first + rows > len(self):
             return None
         self.taken = first + rows
-        every = (drawn.slots, drawn.weights, drawn.generations)
-        slots, weights, generations = (None if values is None else values[first : self.taken] for values in every)
-        return self.ticket._replace(draw=drawn._replace(slots=slots, weights=weights, generations=generations))
+        pairs = (drawn.weights, drawn.generations)
+        weights, generations = (None if values is None else values[first : self.taken] for values in pairs)
+        part = drawn._replace(slots=drawn.slots[first : self.taken], weights=weights, generations=generations)
+        return self.ticket._replace(draw=part)
 
 
 @final
