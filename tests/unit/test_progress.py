@@ -23,7 +23,6 @@ from ostinato import (
     H5StorageCheckpointer,
     LazyMemmapStorage,
     LazyTensorStorage,
-    OfflineToOnlineReplayBuffer,
     ReplayBuffer,
     ReplayBufferEnsemble,
     StorageEnsemble,
@@ -118,12 +117,6 @@ def ensemble() -> ReplayBufferEnsemble:
     return ReplayBufferEnsemble(filled(), filled(first=500), batch_size=4)
 
 
-def online() -> OfflineToOnlineReplayBuffer:
-    rb = OfflineToOnlineReplayBuffer(filled(first=300), online_capacity=100, batch_size=4)
-    rb.extend(rows())
-    return rb
-
-
 def storage_of(kind: Callable[[], Any] = lambda: LazyTensorStorage(100)) -> Any:
     return filled(kind=kind).storage
 
@@ -196,7 +189,7 @@ def content(held: Any, path: Path) -> Any:
         return [content(member, path) for member in held.members]
     if isinstance(held, TrajectoryReplayBuffer):
         return [held.trajectory_ids, held.get_stats()["trajectory_counter"], held.seed]
-    if isinstance(held, (OfflineToOnlineReplayBuffer, objectrl.ReplayBuffer)):
+    if isinstance(held, objectrl.ReplayBuffer):
         return len(held)
     return [getattr(held, "write_count", 0), held[:]["obs"].tolist()]
 
@@ -236,7 +229,6 @@ THEIRS = Path(__file__).parents[1] / "data" / "torchrl_0_14" / "ring"
 CASES = [
     *cases("ReplayBuffer", filled, ALL),
     *cases("ReplayBufferEnsemble", ensemble, ALL),
-    *cases("OfflineToOnlineReplayBuffer", online, "dumps loads"),
     *cases("Storage", storage_of, ALL),
     *cases("LazyMemmapStorage", lambda: storage_of(lambda: LazyMemmapStorage(100)), "dumps loads"),
     *cases("StorageEnsemble", storages, "dumps loads"),

@@ -100,12 +100,11 @@ def _compare(storage: TensorStorage, fields: list[tuple[Leaf, Leaf]], slots: Ten
     """Compare the next observations of rows with the observations of the rows that follow; ragged fields are not."""
     if not slots.shape[0] or storage.schema is None:
         return Continuity()
-    requests = []
+    find, reads = storage.schema.find, []
     for obs, nexts in fields:
-        at, then = storage.schema.find(obs.path), storage.schema.find(nexts.path)
-        requests += [Request(at, slots), Request(then, slots), Request(at, after)]
-    read = storage.fetch(requests)
-    triples = [(read[i], read[i + 1], read[i + 2]) for i in range(0, len(read), 3)]
+        reads += [(obs, slots), (nexts, slots), (obs, after)]
+    read = storage.fetch([Request(find(leaf.path), at) for leaf, at in reads])
+    triples = zip(read[::3], read[1::3], read[2::3], strict=True)
     return compare([each for each in triples if not any(x.is_nested for x in each)])
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from ostinato.buffers.options import positive
+from ostinato.buffers.queries import slots_in_order
 from ostinato.buffers.replay import ReplayBuffer
 from ostinato.buffers.variants import TensorDictReplayBuffer
 from ostinato.core import kinds
@@ -44,8 +45,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato.buffers.records import Engine
+    from ostinato.core.rows import Leaf, Schema
     from ostinato.core.rows import Path as FieldPath
-    from ostinato.core.rows import Schema
     from ostinato.datasets.columns import DatasetColumn
     from ostinato.datasets.dataset import Fields
     from ostinato.durable.progress import ProgressOption
@@ -63,13 +64,8 @@ _IDS: list[Any] = [("collector", "traj_ids"), "traj_ids", "episode"]
 class _StoredColumn:
     """One field of a storage, in another order of rows."""
 
-    def __init__(self, storage: Storage, position: int, slots: Tensor) -> None:
+    def __init__(self, storage: Storage, position: int, leaf: Leaf, slots: Tensor) -> None:
         self._storage, self._position, self._slots = storage, position, slots
-        schema = storage.schema
-        if schema is None:
-            msg = f"{type(storage).__name__} has no fields"
-            raise KindError(msg)
-        leaf = schema.leaves[position]
         self.dtype: torch.dtype = leaf.dtype
         """Dtype of the field."""
         self.shape: tuple[int, ...] = leaf.shape
@@ -141,7 +137,7 @@ def buffer_as_dataset(rb: ReplayBuffer, fields: Fields = None) -> DatasetStorage
         raise KindError(msg)
     slots, lengths = _episodes(engine, storage)
     columns: dict[FieldPath, DatasetColumn] = {
-        leaf.path: _StoredColumn(storage, position, slots)
+        leaf.path: _StoredColumn(storage, position, leaf, slots)
         for position, leaf in enumerate(storage.schema.leaves)
         if leaf.path not in ragged
     }
@@ -185,9 +181,7 @@ def _texts(values: Any, path: FieldPath) -> TextColumn:
 def _of_objects(engine: Engine, fields: Any) -> DatasetStorage:
     """Return the rows of a storage of Python objects, stacked. Copy."""
     storage, wanted = engine.storage, None if engine.tracker is None else engine.tracker.wanted
-    rows = len(storage)
-    oldest = engine.ring.cursor if rows == storage.capacity else 0
-    order = (torch.arange(rows, device=storage.device) + oldest) % rows
+    rows, order = len(storage), slots_in_order(engine)
     data = storage.present(storage.gather(order), (rows,))
     data = kinds.stack_rows(data) if isinstance(data, list) else data
     if not kinds.is_mapping(data):

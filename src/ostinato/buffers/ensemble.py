@@ -22,6 +22,7 @@ from ostinato.buffers.mixing import (
     without_names,
 )
 from ostinato.buffers.options import check_generator, check_prefetch, own, part, positive
+from ostinato.buffers.queries import slots_in_order
 from ostinato.buffers.reader import Reader
 from ostinato.buffers.replay import ReplayBuffer
 from ostinato.buffers.routed import RoutedBuffer, check_route, require_names
@@ -30,7 +31,6 @@ from ostinato.core import kinds
 from ostinato.core.episodes.tracker import as_path
 from ostinato.core.index import choose
 from ostinato.core.options import check_number
-from ostinato.durable.progress import BYTES, Progress
 from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError, UsageError
 from ostinato.samplers import SamplerEnsemble
 from ostinato.storages import LazyTensorStorage, Storage, StorageEnsemble
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from ostinato.buffers.pipeline import Batch
     from ostinato.buffers.trajectory_view import Trajectory
     from ostinato.core.episodes.tracker import Key
-    from ostinato.durable.progress import ProgressOption
     from ostinato.samplers.ensemble import Ratio, RatioSteps, Rounding, WhenEmpty
 
 
@@ -450,6 +449,10 @@ class OfflineToOnlineReplayBuffer(ReplayBufferEnsemble):
     Datasets that an ensemble cannot draw from (of another library, shared between processes, or with a `rate_limiter`)
     are sampled by their own `sample(n)`: their rows have no names.
 
+    A checkpoint has the online buffer, and where mixing and draws are, but not the rows of the dataset: give the same
+    dataset before `loads`. The sampler and generator of the dataset are saved unless it draws by itself. It is a
+    checkpoint of the online buffer with more entries: `ReplayBuffer.loads` reads it, too.
+
     Safe to use from several threads.
 
     Args:
@@ -519,7 +522,7 @@ class OfflineToOnlineReplayBuffer(ReplayBufferEnsemble):
         sampler = SamplerEnsemble(
             *(member.sampler for member in members), ratio=self._base, rounding=rounding, when_empty=when_empty
         )
-        engine = EnsembleEngine(members, sampler, None, check_generator(generator), flatten=True, named=False)
+        engine = OfflineToOnlineEngine(members, sampler, None, check_generator(generator), flatten=True, named=False)
         self._join(engine, size, transform, source_key, None)
 
     @property
@@ -609,70 +612,6 @@ class OfflineToOnlineReplayBuffer(ReplayBufferEnsemble):
         end = check_number("total_steps of anneal()", total_steps, "above 0", lambda number: number > 0, KindError)
         self._engine.sampler.share = self._base * max(0.0, 1.0 - done / end)
 
-    def _state(self) -> dict[str, Any]:
-        """Return the state of the online buffer, and that of the mixture; nothing is copied."""
-        engine = self._engine
-        mixture = {
-            "mixing": engine.sampler.state_dict(),
-            "generator": None if engine.generator is None else engine.generator.get_state(),
-            "draws": _draws_of(engine.engines[0]) if engine.engines else None,
-        }
-        return {**self._online._state(), "offline": mixture}  # noqa: SLF001 (one package)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned, by copy; sampling goes on exactly where it was.
-
-        The rows of the dataset are not part of it; its sampler and generator are, unless it draws by itself.
-
-        Raises:
-            CheckpointError: if the state does not fit; nothing is changed.
-        """
-        if "offline" not in state:
-            msg = "this is the state of a buffer, without a dataset: load it with online_buffer.loads(path)"
-            raise CheckpointError(msg)
-        engine, online = self._engine, self._online._engine  # noqa: SLF001 (one package)
-        mixture, rest = state["offline"], {key: value for key, value in state.items() if key != "offline"}
-        with online.saves.lock, engine.lock:
-            with readable("this mixture"):
-                engine.sampler.check_state(mixture["mixing"])
-                generator = read_generator(mixture["generator"], self._online.storage.device)
-                draws = mixture["draws"] if engine.engines else None
-                source = None if draws is None else _check_draws(engine.engines[0], draws)
-            self._online.load_state_dict(rest)
-            engine.sampler.load_state_dict(mixture["mixing"])
-            engine.generator = with_state(engine.generator, generator)
-            if draws is not None:
-                dataset = engine.engines[0]
-                dataset.parts_changed()
-                dataset.sampler.load_state_dict(draws["sampler"])
-                dataset.begin_sampler()
-                dataset.generator = with_state(dataset.generator, source)
-
-    def dumps(self, path: str | Path, *, incremental: bool = False, progress: ProgressOption = None) -> None:
-        """Save the online buffer, and where mixing and draws are, to the directory `path`.
-
-        The rows of the dataset are not saved: give the same dataset before `loads`. Its sampler and generator are,
-        unless it draws by itself. The checkpoint is one of the online buffer with more entries: `ReplayBuffer.loads`
-        reads it, too. Options, costs and errors are those of `ReplayBuffer.dumps`.
-        """
-        engine, online = self._engine, self._online._engine  # noqa: SLF001 (one package)
-        with Progress(progress, "save", unit=BYTES):
-            self._pipeline.settle()
-            self._online.synchronize()
-            if engine.engines:
-                mine = [engine.engines[1]]
-                save_buffer(path, mine, self._state, locked=lambda: engine.lock, incremental=incremental)
-            else:
-                online.save(path, self._state, incremental=incremental)
-
-    def loads(
-        self, path: str | Path, *, verify: bool = True, mmap: bool = False, progress: ProgressOption = None
-    ) -> None:
-        """Restore what `dumps` saved; options and errors are those of `ReplayBuffer.loads`."""
-        online = self._online._engine  # noqa: SLF001 (one package)
-        with Progress(progress, "load", unit=BYTES), online.saves.lock, self._engine.lock, online.lock:
-            online.load(path, self.load_state_dict, verify=verify, mmap=mmap)
-
     def __len__(self) -> int:
         """Rows of the dataset and of the online buffer."""
         return len(self._offline) + len(self._online)
@@ -733,6 +672,67 @@ def _mixable(dataset: Any, online: ReplayBuffer) -> bool:
     return able
 
 
+class OfflineToOnlineEngine(EnsembleEngine):
+    """The engine of a dataset and an online buffer: it saves the latter, and of the dataset what its draws depend on.
+
+    The checkpoint is one of the online buffer with one more entry, so that `ReplayBuffer.loads` reads it, too.
+    """
+
+    @property
+    def online(self) -> ReplayBuffer:
+        """The online buffer."""
+        buffer: ReplayBuffer = self.members[1].buffer
+        return buffer
+
+    def state(self, queued: Sequence[Any], transform: Compose, batch_size: int | None) -> dict[str, Any]:  # noqa: ARG002
+        """Return the state of the online buffer, and that of the mixture; nothing is copied."""
+        mixture = {
+            "mixing": self.sampler.state_dict(),
+            "generator": None if self.generator is None else self.generator.get_state(),
+            "draws": _draws_of(self.engines[0]) if self.engines else None,
+        }
+        return {**self.online._state(), "offline": mixture}  # noqa: SLF001 (one package)
+
+    def load_state(self, state: dict[str, Any], transform: Compose, batch_size: int | None) -> None:  # noqa: ARG002
+        """Restore a state, by copy; if it does not fit, nothing has changed.
+
+        Raises:
+            CheckpointError: naming what differs.
+        """
+        if "offline" not in state:
+            msg = "this is the state of a buffer, without a dataset: load it with online_buffer.loads(path)"
+            raise CheckpointError(msg)
+        mixture, rest = state["offline"], {key: value for key, value in state.items() if key != "offline"}
+        with readable("this mixture"):
+            self.sampler.check_state(mixture["mixing"])
+            generator = read_generator(mixture["generator"], self.online.storage.device)
+            draws = mixture["draws"] if self.engines else None
+            source = None if draws is None else _check_draws(self.engines[0], draws)
+        self.online.load_state_dict(rest)
+        self.sampler.load_state_dict(mixture["mixing"])
+        self.generator = with_state(self.generator, generator)
+        if draws is not None:
+            dataset = self.engines[0]
+            dataset.parts_changed()
+            dataset.sampler.load_state_dict(draws["sampler"])
+            dataset.begin_sampler()
+            dataset.generator = with_state(dataset.generator, source)
+
+    def save(self, path: str | Path, state: Callable[[], dict[str, Any]], *, incremental: bool) -> None:
+        """Save `state()` to a directory; see `ReplayBuffer.dumps`."""
+        self.online.synchronize()
+        if self.engines:
+            save_buffer(path, self.engines[1:], state, locked=lambda: self.lock, incremental=incremental)
+        else:
+            self.online._engine.save(path, state, incremental=incremental)  # noqa: SLF001 (one package)
+
+    def load(self, path: str | Path, restore: Callable[[dict[str, Any]], None], *, verify: bool, mmap: bool) -> None:
+        """Read a directory and hand its state to `restore`; see `ReplayBuffer.loads`."""
+        online = self.online._engine  # noqa: SLF001 (one package)
+        with online.saves.lock, online.lock:
+            online.load(path, restore, verify=verify, mmap=mmap)
+
+
 def _draws_of(engine: Reader) -> dict[str, Any]:
     """Return the state of the draws of a dataset: all but its rows."""
     return {
@@ -751,11 +751,8 @@ def _check_draws(engine: Reader, state: dict[str, Any]) -> torch.Generator | Non
         CheckpointError: if the checkpoint was made with another dataset or sampler.
     """
     now = _draws_of(engine)
-    for name, what in (
-        ("class", "a sampler of the class"),
-        ("rows", "a dataset of rows:"),
-        ("fingerprint", "a dataset"),
-    ):
+    words = {"class": "a sampler of the class", "rows": "a dataset of rows:", "fingerprint": "a dataset"}
+    for name, what in words.items():
         if state[name] != now[name]:
             msg = (
                 f"the checkpoint was made with {what} {state[name]!r}, this one has {now[name]!r}: give the same "
@@ -816,22 +813,16 @@ def prefill_replay_buffer(
     if getattr(getattr(source, "storage", None), "ndim", 1) > 1:
         msg = "a dataset with storage.ndim=2 has steps of several environments: copy them with rb.extend(dataset[:])"
         raise OptionError(msg)
-    rows, oldest = len(source), _oldest(source)
+    rows = len(source)
     part_of = wanted is not None and wanted < rows
     chosen = torch.randperm(rows, device="cpu")[:wanted].sort().values if part_of else torch.arange(rows, device="cpu")
-    for ages in torch.split(chosen, chunk) if rows else ():
-        index = (ages + oldest) % rows
+    if isinstance(source, ReplayBuffer) and source.writer.in_order:
+        chosen = slots_in_order(source._engine).cpu()[chosen]  # noqa: SLF001 (one package)
+    for index in torch.split(chosen, chunk) if rows else ():
         whole = not part_of and int(index[-1]) - int(index[0]) == len(index) - 1
         data = source[slice(int(index[0]), int(index[-1]) + 1) if whole else index]
         rb.extend(without_names(data) if adds_names(source) else data)
     return rb
-
-
-def _oldest(dataset: Any) -> int:
-    """Return where the oldest row of a dataset is: a full ring continues at its first slot after the last one."""
-    if not isinstance(dataset, ReplayBuffer) or not dataset.writer.in_order:
-        return 0
-    return dataset.cursor if len(dataset.storage) == dataset.storage.capacity else 0
 
 
 def _dataset(given: Any, batch_size: int | None, options: dict[str, Any]) -> Any:

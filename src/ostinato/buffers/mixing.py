@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from contextlib import ExitStack
 from functools import partial
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, NamedTuple, final
@@ -21,7 +22,7 @@ from ostinato.buffers.options import require_tracking
 from ostinato.buffers.pipeline import Pipeline
 from ostinato.buffers.rate_limit import Ask, Waiters
 from ostinato.buffers.reader import Reader
-from ostinato.buffers.records import Mix
+from ostinato.buffers.records import Draws, Mix
 from ostinato.buffers.replay import ReplayBuffer
 from ostinato.buffers.routed import EnsembleUpdate, read_names, steps_of_all
 from ostinato.buffers.sampling import INFO
@@ -57,6 +58,22 @@ if TYPE_CHECKING:
 _PLAIN = Ask()
 
 
+def reader_of(buffer: ReplayBuffer) -> Reader:
+    """Return the engine of a buffer whose rows are in this process alone.
+
+    Raises:
+        OptionError: for a shared buffer, or a view.
+    """
+    engine = buffer._engine  # noqa: SLF001 (one package)
+    if not isinstance(engine, Reader):
+        msg = "the members of an ensemble belong to one process, got a shared buffer: make it without shared=True"
+        raise OptionError(msg)
+    if not engine.own:
+        msg = "the members of an ensemble are buffers, which it saves and loads, got a view: pass its buffer"
+        raise OptionError(msg)
+    return engine
+
+
 @final
 class Member:
     """What an ensemble needs of one of its buffers.
@@ -67,15 +84,7 @@ class Member:
     """
 
     def __init__(self, buffer: ReplayBuffer, collate: Callable[[Any], Any] | None) -> None:
-        # an ensemble draws from its buffers' engines, in the same package
-        engine = buffer._engine  # noqa: SLF001
-        if not isinstance(engine, Reader):
-            msg = "the members of an ensemble belong to one process, got a shared buffer: make it without shared=True"
-            raise OptionError(msg)
-        if not engine.own:
-            msg = "the members of an ensemble are buffers, which it saves and loads, got a view: pass its buffer"
-            raise OptionError(msg)
-        self.buffer, self.engine, self.collate = buffer, engine, collate
+        self.buffer, self.engine, self.collate = buffer, reader_of(buffer), collate
 
     def __reduce__(self) -> tuple[type[Member], tuple[Any, ...]]:
         """Pickle the buffer: the engine is that of its copy."""
@@ -179,10 +188,10 @@ class Member:
 
 def _joined(draws: Sequence[Draw]) -> Draw:
     """Put several draws of one sampler together; the info of a whole batch is dropped."""
-    columns = [[getattr(draw, name) for draw in draws] for name in ("weights", "generations", "lengths")]
-    weights, generations, lengths = (torch.cat(column) if column[0] is not None else None for column in columns)
-    slots = torch.cat([draw.slots for draw in draws])
-    return draws[0]._replace(slots=slots, weights=weights, info=None, generations=generations, lengths=lengths)
+    names = ("slots", "weights", "generations", "lengths")
+    columns = ((name, [getattr(draw, name) for draw in draws]) for name in names)
+    joined: dict[str, Any] = {name: None if parts[0] is None else torch.cat(parts) for name, parts in columns}
+    return draws[0]._replace(info=None, **joined)
 
 
 def _rows(ticket: Ticket) -> int:
@@ -249,15 +258,10 @@ class Locks:
 
     def __enter__(self) -> None:
         """Take all locks, or none if it is interrupted."""
-        taken = []
-        try:
+        with ExitStack() as stack:
             for lock in self._locks:
-                lock.acquire()
-                taken.append(lock)
-        except BaseException:
-            for lock in reversed(taken):
-                lock.release()
-            raise
+                stack.enter_context(lock)
+            stack.pop_all()
 
     def __exit__(self, *error: object) -> None:
         """Give all locks back."""
@@ -273,8 +277,7 @@ class MixedRows(NamedTuple):
     parts: list[Rows]
 
 
-@final
-class EnsembleEngine:
+class EnsembleEngine(Draws):
     """The engine of an ensemble: members, distribution, generator and lock, in the place of a `Reader`.
 
     A draw is a `Mix`: the members of its parts, and the draw of each. `lock` is the ensemble's own and then those of
@@ -291,10 +294,8 @@ class EnsembleEngine:
         named: whether TensorDict batches carry the names of their rows though no member has priorities.
     """
 
-    direct, direct_tried = None, True
-    gate = versions = unit = tracker = None
+    versions = None
     pin = False
-    pickles_queue = True
 
     def __init__(
         self,
@@ -402,14 +403,6 @@ class EnsembleEngine:
             self._sampler.drew(split.owed)
             return Mix(split.members, tickets, rng if ahead else None, split.owed)
 
-    def may_draw(self, rows: int) -> bool:  # noqa: ARG002
-        """Return True: no draw waits."""
-        return True
-
-    def wait_to_draw(self, rows: int, ask: Ask, queued: Callable[[], bool]) -> int:  # noqa: ARG002
-        """Return the rows to draw, at once."""
-        return rows
-
     def can_draw(self, rows: int) -> bool:
         """Whether a draw of so many rows does not raise, whichever members are chosen."""
         with self.lock:
@@ -489,15 +482,6 @@ class EnsembleEngine:
             for engine, ticket in self._parts(mix):
                 engine.give_back(ticket)
             self._sampler.drew(mix.owed, -1)
-
-    def undraw(self, queued: list[Mix]) -> None:
-        """Drop draws that were made ahead, and those of a checkpoint; the generator goes back to before them."""
-        dropped = [*queued, *self.pending]
-        self.pending.clear()
-        for mix in dropped:
-            self.give_back(mix)
-        if dropped and dropped[0].rng is not None and self.generator is not None:
-            self.generator.set_state(dropped[0].rng)
 
     def deliver(self, mix: Mix) -> None:
         """Count the rows of a batch that reached the caller."""

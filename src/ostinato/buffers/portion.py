@@ -11,7 +11,7 @@ import torch
 
 from ostinato.buffers.checkpoint.save import save_buffer
 from ostinato.buffers.checkpoint.state import check_loadable
-from ostinato.buffers.mixing import Member
+from ostinato.buffers.mixing import reader_of
 from ostinato.buffers.options import own
 from ostinato.buffers.pipeline import Batch
 from ostinato.buffers.policy_versions import check_age
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from ostinato.buffers.records import Ticket
     from ostinato.buffers.replay import ReplayBuffer
+    from ostinato.core.records import View
     from ostinato.core.rows import Schema
 
 _MOST_OFFERS = 256
@@ -76,8 +77,8 @@ class _Kept:
         if first + rows > len(self):
             return None
         self.taken = first + rows
-        weights = None if drawn.weights is None else drawn.weights[first : self.taken]
-        generations = None if drawn.generations is None else drawn.generations[first : self.taken]
+        pairs = (drawn.weights, drawn.generations)
+        weights, generations = (None if values is None else values[first : self.taken] for values in pairs)
         part = drawn._replace(slots=drawn.slots[first : self.taken], weights=weights, generations=generations)
         return self.ticket._replace(draw=part)
 
@@ -104,14 +105,14 @@ class Portion:
     def __init__(self, buffer: ReplayBuffer, era: int = 0) -> None:
         self._buffer = buffer
         self._era = era
-        self._member = Member(buffer, None)
+        self._engine = reader_of(buffer)
         self._offers: OrderedDict[int, _Kept] = OrderedDict()
         self._num_kept = 0
         self._numbers = itertools.count(secrets.randbits(60))  # so that no other portion's are the same
         self._check()
 
     def _check(self) -> None:
-        engine = self._member.engine
+        engine = self._engine
         if engine.storage.ndim > 1:
             msg = f"a shard's storage must have ndim=1, got ndim={engine.storage.ndim}: write environments one by one"
             raise OptionError(msg)
@@ -130,7 +131,7 @@ class Portion:
     @property
     def drawable(self) -> int:
         """Rows that can be drawn."""
-        engine = self._member.engine
+        engine = self._engine
         with engine.lock:
             return engine.stock().rows
 
@@ -140,47 +141,37 @@ class Portion:
         With `max_age` these are of the versions from `newest - max_age` on, where `newest` is that of the whole; None
         is the portion's own. `drop` is the number of an offer that is not asked for any more.
         """
-        engine = self._member.engine
-        if drop is not None:
-            with engine.lock:
+        engine, age = self._engine, None
+        if max_age is not None:
+            age = check_age(engine.store.versions, engine.sampler, max_age, prefetch=False)
+        with engine.lock:
+            if drop is not None:
                 self._drop(drop)
-        if max_age is None:
-            made = self._offer(rows)
-        else:
-            made = self._offer_recent(
-                rows, check_age(engine.store.versions, engine.sampler, max_age, prefetch=False), newest
-            )
-        return made._replace(era=self._era)
-
-    def _offer(self, rows: int) -> Offer:
-        engine = self._member.engine
-        with engine.lock:
-            view = engine.view()
-            if engine.sampler.counting:
+            weighed, view = Offer(-1, engine.rows_present, 0.0, 1.0, 0.0, era=self._era), engine.view()
+            if age is not None:
+                weighed, age = self._weigh_recent(weighed, view, age, newest)
+            elif engine.sampler.counting:
                 left = engine.stock()
-                return Offer(0 if left.draws else -1, engine.rows_present, float(left.rows), 1.0, 0.0, left.draws)
-            found = engine.sampler.mass(view)
-            if found is None:
-                self._check()
-            mass, least, beta = found or (0.0, 1.0, 0.0)
-            if not mass > 0:
-                return Offer(-1, engine.rows_present, 0.0, 1.0, beta)
-            number = self._keep(engine.fresh(rows, engine.generator))
-            return Offer(number, engine.rows_present, mass, least, beta)
+                return weighed._replace(number=0 if left.draws else -1, mass=float(left.rows), draws=left.draws)
+            else:
+                mass = engine.sampler.mass(view)
+                if mass is None:
+                    self._check()
+                else:
+                    weighed = weighed._replace(mass=mass[0], least=mass[1] if mass[0] > 0 else 1.0, beta=mass[2])
+            if not weighed.mass > 0:
+                return weighed._replace(mass=0.0)
+            return weighed._replace(number=self._keep(engine.fresh(rows, engine.generator, age)))
 
-    def _offer_recent(self, rows: int, max_age: int, newest: int | None) -> Offer:
-        engine = self._member.engine
-        with engine.lock:
-            view, versions = engine.view(), engine.store.versions
-            if versions is None or not view.rows:
-                return Offer(-1, view.rows, 0.0, 1.0, 0.0)
-            mine = versions.newest(engine.storage, view.cursor)
-            age = max_age - max(0, (mine if newest is None else newest) - mine)
-            if age < 0:
-                return Offer(-1, view.rows, 0.0, 1.0, 0.0, newest=mine)
-            ticket = engine.fresh(rows, engine.generator, age)
-            young = versions.recent(engine.storage, view, age)
-            return Offer(self._keep(ticket), view.rows, float(young.rows), 1.0, 0.0, newest=mine)
+    def _weigh_recent(self, weighed: Offer, view: View, age: int, newest: int | None) -> tuple[Offer, int]:
+        """Return an offer of the rows of the newest versions, and the age of the oldest of these."""
+        storage, versions = self._engine.storage, self._engine.store.versions
+        if versions is None or not view.rows:
+            return weighed, age
+        mine = versions.newest(storage, view.cursor)
+        age -= max(0, (mine if newest is None else newest) - mine)
+        young = versions.recent(storage, view, age).rows if age >= 0 else 0
+        return weighed._replace(mass=float(young), newest=mine), age
 
     def _keep(self, ticket: Ticket) -> int:
         """Keep a draw for a later `take`; return its number."""
@@ -201,7 +192,7 @@ class Portion:
         Rows that were replaced since are read as they are now, with their generations; weights are those of the draw.
         `keep` leaves the rest of the offer for later calls.
         """
-        engine = self._member.engine
+        engine = self._engine
         if engine.sampler.counting:
             return self._use(rows)
         with engine.lock:
@@ -222,7 +213,7 @@ class Portion:
 
     def _use(self, rows: int) -> tuple[Any, dict[str, Any]] | None:
         """Draw rows that are used up by it; None if another reader was quicker."""
-        now = None if self._member.engine.gate is None else 0.0
+        now = None if self._engine.gate is None else 0.0
         try:
             found: tuple[Any, dict[str, Any]] = self._buffer.sample(rows, return_info=True, timeout_s=now)
         except (EmptyBufferError, WaitTimeoutError):
@@ -280,7 +271,7 @@ def read_own(buffer: ReplayBuffer, index: Any) -> Any:
 
 def check_update(buffer: ReplayBuffer, given: dict[str, Any]) -> None:
     """Check the arguments of `update_if_present`; nothing is changed. It describes the errors."""
-    engine = Member(buffer, None).engine
+    engine = reader_of(buffer)
     with engine.lock:
         parse_conditional(engine, **given)
 
@@ -310,7 +301,7 @@ def lay_out(buffer: ReplayBuffer, schema: Schema) -> None:
         StorageMemoryError: There is too little memory; nothing has changed.
         OptionError: The parts of the buffer do not take such rows; nothing has changed.
     """
-    engine = Member(buffer, None).engine
+    engine = reader_of(buffer)
     with engine.lock:
         engine.parts_changed()
         engine.storage.lay_out(schema)
@@ -323,7 +314,7 @@ def lay_out(buffer: ReplayBuffer, schema: Schema) -> None:
 
 def remove_schema(buffer: ReplayBuffer) -> None:
     """Remove all rows and their schema, so that the next rows may have another; `TensorStorage` keeps its schema."""
-    engine = Member(buffer, None).engine
+    engine = reader_of(buffer)
     with engine.lock:
         buffer.empty()
         engine.storage.forget_form()
@@ -332,7 +323,8 @@ def remove_schema(buffer: ReplayBuffer) -> None:
 
 def lock_of(buffer: ReplayBuffer) -> AbstractContextManager[Any]:
     """Return the lock of a buffer, which a thread may take several times: meanwhile no other thread reads or writes."""
-    return Member(buffer, None).engine.lock
+    lock: AbstractContextManager[Any] = reader_of(buffer).lock
+    return lock
 
 
 def check_checkpoint(buffer: ReplayBuffer, path: str) -> Schema | None:
@@ -344,7 +336,7 @@ def check_checkpoint(buffer: ReplayBuffer, path: str) -> Schema | None:
     Raises:
         CheckpointError: It does not exist, or does not fit.
     """
-    engine = Member(buffer, None).engine
+    engine = reader_of(buffer)
     with engine.lock:
         return check_loadable(path, engine, buffer.batch_size)
 
@@ -355,7 +347,7 @@ def save_counted(buffer: ReplayBuffer, path: str) -> tuple[int, int]:
     Others go on reading and writing meanwhile, as with `dumps`.
     """
     counts = []
-    engine = Member(buffer, None).engine
+    engine = reader_of(buffer)
 
     def state() -> dict[str, Any]:
         counts.append((len(buffer), buffer.write_count))  # under the lock: of the moment that is saved

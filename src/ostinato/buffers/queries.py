@@ -495,19 +495,22 @@ class _Stored:
     def field(self, path: Path, slots: Tensor) -> Tensor:
         """Return one field of rows, `[n, ...]`; no other field is read if the storage has it as a leaf. Copy."""
         if path in self.leaves:
-            return self.storage.fetch([Request(self.leaves.index(path), slots)])[0]
+            return self._read([path], slots)[0]
         value = self.rows(slots).get(path)
         if not isinstance(value, Tensor):
             msg = f"{show_path(path)} must hold one number per row to tell trajectories from each other"
             raise SchemaError(msg)
         return value
 
+    def _read(self, paths: Iterable[Path], slots: Tensor) -> list[Tensor]:
+        """Return some leaves of rows. Copy."""
+        requests = [Request(self.leaves.index(path), slots) for path in paths]
+        return self.storage.fetch(requests) if requests else []
+
     def fields(self, paths: Sequence[Path], slots: Tensor) -> Any:
         """Return some leaves of rows as a TensorDict `[n]`, and read no others. Copy."""
-        requests = [Request(self.leaves.index(path), slots) for path in paths]
-        values = self.storage.fetch(requests) if requests else []
         rows = kinds.make(Node("tensordict", ()), (), (slots.shape[0],), self.storage.device)
-        for path, value in zip(paths, values, strict=True):
+        for path, value in zip(paths, self._read(paths, slots), strict=True):
             rows.set(path, value)
         return rows
 
@@ -523,9 +526,7 @@ class _Stored:
 
     def parts(self, leaves: dict[Key, Path], slots: Tensor, lengths: list[int]) -> Iterator[_Part]:
         """Yield the fields of each trajectory that expressions use: faster than a `Trajectory` for each."""
-        requests = [Request(self.leaves.index(path), slots) for path in leaves.values()]
-        values = self.storage.fetch(requests) if requests else []
-        columns = [torch.split(value, lengths) for value in values]
+        columns = [torch.split(value, lengths) for value in self._read(leaves.values(), slots)]
         for i, length in enumerate(lengths):
             yield _Part(length, {name: column[i] for name, column in zip(leaves, columns, strict=True)})
 
@@ -548,15 +549,20 @@ class _Stored:
         return kinds.as_tensordict(data, slots.shape[0])
 
 
+def slots_in_order(engine: Engine) -> Tensor:
+    """Return the slots of rows in the order of a ring, the oldest first, int64 `[rows]`; with `ndim=2` the steps."""
+    storage = engine.storage
+    steps = len(storage) // storage.num_envs
+    oldest = engine.ring.cursor // storage.num_envs if len(storage) == storage.capacity else 0
+    return torch.arange(steps, device=storage.device).roll(-oldest)
+
+
 def _slots_of_trajectories(engine: Engine, stored: _Stored, key: Key | None) -> tuple[Tensor, list[int]]:
     """Return all slots, environment after environment, the oldest first, and the rows of each trajectory."""
     storage = engine.storage
     rows, num_envs = len(storage), storage.num_envs
-    steps = rows // num_envs
     signal = Signal.find(stored.has, key)
-    oldest = engine.ring.cursor // num_envs if rows == storage.capacity else 0
-    spans = (range(oldest, steps), range(oldest))
-    slots = torch.cat([torch.arange(span.start, span.stop, device=storage.device) for span in spans])
+    slots = slots_in_order(engine)
     chosen = engine.sampler.leaves or not engine.writer.in_order or engine.store.remover is not None
     if num_envs == 1 and chosen:  # rows choose their slots
         known = engine.ring.arrivals(slots)

@@ -22,7 +22,7 @@ from ostinato.buffers.options import (
 from ostinato.buffers.part_owners import check_free, record_owner
 from ostinato.buffers.policy_versions import begin_versions, no_versions
 from ostinato.buffers.rate_limit import Ask, Gate, Stock, as_counting, check_counting
-from ostinato.buffers.records import Rows, Source, Ticket
+from ostinato.buffers.records import Draws, Rows, Source, Ticket
 from ostinato.buffers.remover import check_deletable, make_remover
 from ostinato.buffers.store import Store
 from ostinato.buffers.updates import as_sampler, check_sampler, parse_conditional, priorities_of_rows, slots_of_rows
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ostinato._native import Direct
     from ostinato.buffers.observer import Incoming, Observer
     from ostinato.buffers.pipeline import Prefetcher
     from ostinato.buffers.rate_limit import RateLimiter
@@ -64,7 +63,7 @@ _PLAIN = Ask()
 
 
 @final
-class Reader:
+class Reader(Draws):
     """Draws and gathers rows of a store: sampler, unit, episodes, generator and queue of a buffer, or of a view of one.
 
     The store has a weak reference to each reader, and reports to its `observers` what happens to rows: a view that is
@@ -84,13 +83,7 @@ class Reader:
         OptionError: if parts do not go together.
     """
 
-    pickles_queue = True
-    direct: Direct | None = None
-    """Native calls that write and draw in place of the methods here; see `ostinato.buffers.direct`."""
     direct_tried = False
-    """Whether `direct` was looked for since the parts changed."""
-    gate: Gate | None = None
-    """The counts of a rate limiter, or of a queue."""
     limiter: RateLimiter | None = None
     transform: Compose
     """The chain of transforms of a view."""
@@ -733,16 +726,6 @@ class Reader:
         if not ticket.sampler.epochal or not bool(keep.any()):
             return None
         return ticket._replace(draw=draw._replace(slots=draw.slots[keep]))
-
-    def undraw(self, queued: list[Ticket]) -> None:
-        """Drop draws that were made ahead, the oldest first, and those of a checkpoint, as if they were never made."""
-        with self.lock:
-            dropped = [*queued, *self.pending]
-            for ticket in dropped:
-                self.give_back(ticket)
-            self.pending.clear()
-            if dropped and dropped[0].rng is not None and self.generator is not None:
-                self.generator.set_state(dropped[0].rng)
 
     def give_back(self, ticket: Ticket) -> None:
         """Undo the counts of a draw whose batch was not delivered."""

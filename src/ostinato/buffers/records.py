@@ -5,18 +5,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
+    from collections import deque
     from collections.abc import Callable
 
+    import torch
     from torch import Tensor
 
+    from ostinato._native import Direct
     from ostinato.buffers.drawn_ahead import HeldRows
+    from ostinato.buffers.rate_limit import Ask, Gate
     from ostinato.buffers.reader import Reader
     from ostinato.buffers.shared import SharedEngine
+    from ostinato.core.episodes.tracker import EpisodeTracker
     from ostinato.core.records import Draw, Plan
     from ostinato.core.ring import Ring
     from ostinato.core.shared_ring import SharedRing
     from ostinato.samplers import Sampler
     from ostinato.storages import Storage
+    from ostinato.units import SampleUnit
 
 Engine: TypeAlias = "Reader | SharedEngine"
 """What stands behind a `ReplayBuffer`, in one process or in several. Hold its `lock` to read several attributes."""
@@ -79,6 +85,46 @@ class Mix(NamedTuple):
     """What the batch left of the exact share of each member; see `Split`."""
     last: bool = False
     """Ensembles have no epochs."""
+
+
+class Draws:
+    """Base of what stands behind a buffer, a shared one, and an ensemble: where no call waits, and draws made ahead."""
+
+    direct: Direct | None = None
+    """Native calls that write and draw in place of the methods; see `ostinato.buffers.direct`."""
+    direct_tried = True
+    """Whether `direct` was looked for since the parts changed."""
+    gate: Gate | None = None
+    """The counts of a rate limiter, or of a queue."""
+    unit: SampleUnit | None = None
+    tracker: EpisodeTracker | None = None
+    pickles_queue = True
+    """Whether a copy delivers the draws that are queued."""
+    lock: Any
+    generator: torch.Generator | None
+    pending: deque[Any]
+    """Draws that a checkpoint left; they are delivered first."""
+
+    def may_draw(self, rows: int) -> bool:  # noqa: ARG002
+        """Whether a draw of so many rows need not wait."""
+        return True
+
+    def wait_to_draw(self, rows: int, ask: Ask, queued: Callable[[], bool] = lambda: False) -> int:  # noqa: ARG002
+        """Return the rows to draw, once they may be drawn."""
+        return rows
+
+    def give_back(self, ticket: Any) -> None:
+        """Undo the counts of a draw whose batch was not delivered."""
+
+    def undraw(self, queued: list[Any]) -> None:
+        """Drop draws that were made ahead, the oldest first, and those of a checkpoint, as if they were never made."""
+        with self.lock:
+            dropped = [*queued, *self.pending]
+            for ticket in dropped:
+                self.give_back(ticket)
+            self.pending.clear()
+            if dropped and dropped[0].rng is not None and self.generator is not None:
+                self.generator.set_state(dropped[0].rng)
 
 
 class Source(NamedTuple):

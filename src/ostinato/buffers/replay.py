@@ -910,7 +910,7 @@ class ReplayBuffer(Sampling):
         update = partial(self.update_if_present, **given)
         return self._pipeline.submit(partial(_update_after, wait, update))
 
-    def _as_stored(self, options: dict[str, Any]) -> list[Any]:
+    def _as_stored(self, options: dict[str, Any]) -> tuple[Any, Callable[[], Any]]:
         """Return the arguments of an update on the device of the rows, and what waits for their copies."""
         if options["generation"] is None:
             msg = "submit_update_if_present() needs the generations of the rows: pass the sample's index_generation"

@@ -16,6 +16,7 @@ from ostinato.buffers.updates import (
     part_of,
     priorities_of_batch,
     read_generations,
+    rows_by_owner,
     steps_of,
 )
 from ostinato.core import kinds
@@ -172,8 +173,7 @@ def read_names(engines: Sequence[Reader], sample: Any, generation: Any = None) -
     ids = ids.reshape(*ids.shape, *[1] * (len(lead) - ids.ndim)).expand(lead).reshape(-1)
     ids = check_members(ids, len(engines))
     generations = None if generations is None else read_generations(generations, ids)
-    members = {i: (ids == i).nonzero().flatten() for i in sorted(set(ids.tolist()))}
-    return Named(lead, index.reshape(-1, *index.shape[len(lead) :]), generations, members)
+    return Named(lead, index.reshape(-1, *index.shape[len(lead) :]), generations, rows_by_owner(ids))
 
 
 def _unpack(sample: Any, given: Any) -> tuple[Tensor, Tensor, Any]:
@@ -363,15 +363,13 @@ class RoutedBuffer(ReplayBuffer):
         count = len(self)
         ids = _in_field(data, route) if isinstance(route, tuple) else _along(data, route, count)
         ids = check_members(ids, count, SchemaError)
-        names = _names(ids)
-        if ids.shape[0]:
-            flat = data.reshape(-1)
-            rows = {i: (ids == i).nonzero().flatten() for i in sorted(set(ids.tolist()))}
-            parts = {i: flat[at] for i, at in rows.items()}
-            for i, made in _write_parts(self._engine.own, parts, ranked=ranked).items():
-                if made[0].shape == rows[i].shape:  # else a transform changed the number of rows
-                    for key, values in zip(("index", "index_generation"), made, strict=True):
-                        names[key][rows[i]] = values.to(ids.device)
+        names, rows = _names(ids), rows_by_owner(ids)
+        flat = data.reshape(-1) if rows else data
+        parts = {i: flat[at] for i, at in rows.items()}
+        for i, made in _write_parts(self._engine.own, parts, ranked=ranked).items():
+            if made[0].shape == rows[i].shape:  # else a transform changed the number of rows
+                for key, values in zip(("index", "index_generation"), made, strict=True):
+                    names[key][rows[i]] = values.to(ids.device)
         return names
 
     def _require_route(self, data: Any, verb: str) -> Route:
@@ -395,8 +393,8 @@ class RoutedBuffer(ReplayBuffer):
             raise UsageError(msg)
         return self._route
 
-    def _as_stored(self, options: dict[str, Any]) -> list[Any]:
-        return [options, lambda: None]  # each member copies what is its own
+    def _as_stored(self, options: dict[str, Any]) -> tuple[Any, Callable[[], Any]]:
+        return options, lambda: None  # each member copies what is its own
 
     def end_streams(
         self,

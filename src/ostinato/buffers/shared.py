@@ -21,7 +21,7 @@ from ostinato.buffers.checkpoint.state import (
 from ostinato.buffers.drawn_ahead import HeldRows
 from ostinato.buffers.part_owners import record_owner
 from ostinato.buffers.rate_limit import Ask, Stock, Waiters
-from ostinato.buffers.records import Rows, Source, Ticket
+from ostinato.buffers.records import Draws, Rows, Source, Ticket
 from ostinato.buffers.updates import as_sampler, check_sampler, generations_at, parse_conditional, priorities_of_rows
 from ostinato.core.kinds import require_eager
 from ostinato.core.records import Draw, Run, View
@@ -41,14 +41,13 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ostinato._native import Direct
     from ostinato.buffers.pipeline import Prefetcher
     from ostinato.buffers.policy_versions import Versions
-    from ostinato.buffers.rate_limit import Gate, RateLimiter
+    from ostinato.buffers.rate_limit import RateLimiter
     from ostinato.buffers.records import Engine
     from ostinato.buffers.remover import Remover, RemoverName
     from ostinato.buffers.updates import ConditionalUpdate, ConditionalUpdateResult, PriorityUpdate
-    from ostinato.core.episodes.tracker import Episodes, EpisodeTracker
+    from ostinato.core.episodes.tracker import Episodes
     from ostinato.core.shared_ring import SharedRing
     from ostinato.storages import Storage
     from ostinato.transforms import Compose
@@ -74,7 +73,7 @@ class _Present(NamedTuple):
 
 
 @final
-class SharedEngine:
+class SharedEngine(Draws):
     """Owner of the parts of a buffer in one of the processes that share it; what `Reader` is in one process.
 
     A writer reserves slots, copies its rows, and commits them; only the first and the last step take the lock between
@@ -86,14 +85,9 @@ class SharedEngine:
         OptionError: for parts that do not go together with sharing.
     """
 
-    unit: SampleUnit | None = None
-    tracker: EpisodeTracker | None = None
-    gate: Gate | None = None
     versions: Versions | None = None
     remover: Remover | None = None
     era = 0
-    direct: Direct | None = None
-    direct_tried = True
     pickles_queue = False  # a process that is started makes its own draws
 
     def __init__(
@@ -439,13 +433,6 @@ class SharedEngine:
         rows = self.gather(ticket)
         return rows.ticket._replace(held=HeldRows(rows.ticket, rows))
 
-    def give_back(self, ticket: Ticket) -> None:
-        """Do nothing: draws are not counted."""
-
-    def may_draw(self, rows: int) -> bool:  # noqa: ARG002
-        """Return True: readers wait for nothing."""
-        return True
-
     def can_draw(self, rows: int) -> bool:  # noqa: ARG002
         """Whether there is a whole row."""
         return self._storage.laid_out and self._ring.committed > 0
@@ -453,10 +440,6 @@ class SharedEngine:
     def can_write(self, rows: int) -> bool:  # noqa: ARG002
         """Return True: writers wait for nothing."""
         return True
-
-    def wait_to_draw(self, rows: int, ask: Ask, queued: Callable[[], bool] = lambda: False) -> int:  # noqa: ARG002
-        """Return at once."""
-        return rows
 
     def _fresh(self, batch_size: int) -> tuple[Draw, int]:
         """Return a draw, and the number of a write before which all its rows were whole."""
@@ -489,14 +472,6 @@ class SharedEngine:
             raise EmptyBufferError(msg)
         slots[empty] = present[torch.randint(0, present.shape[0], (count,), generator=self.generator, device="cpu")]
         return draw
-
-    def undraw(self, queued: list[Ticket]) -> None:
-        """Forget draws that were made ahead; see `Reader.undraw`."""
-        with self.lock:
-            dropped = [*queued, *self.pending]
-            self.pending.clear()
-            if dropped and dropped[0].rng is not None and self.generator is not None:
-                self.generator.set_state(dropped[0].rng)
 
     def gather(self, ticket: Ticket) -> Rows:
         """Copy the rows of a ticket; where some were replaced since the draw, copy again what is there now."""

@@ -130,6 +130,11 @@ def slots_of_rows(engine: Engine, index: Any) -> Tensor:
     return slots
 
 
+def rows_by_owner(owners: Tensor) -> dict[int, Tensor]:
+    """Return the positions of the rows of each member or shard, int64 `[m]`, by its number; -1 is none."""
+    return {i: (owners == i).nonzero().flatten() for i in sorted(set(owners.tolist())) if i >= 0}
+
+
 def part_of(value: Any, at: Tensor, batch: tuple[int, ...]) -> Any:
     """Return the values of the rows at some positions; what has no value for each row stays as it is.
 
@@ -290,46 +295,34 @@ def rows_of_sample(sample: Any, generation: Any) -> tuple[Any, Any]:
 def _without_padding(index: Any, mask: Tensor, priority: Any, generations: Any) -> tuple[Any, Any, Any]:
     """Return index, priorities and generations without the rows that pad slices: they repeat the row before them."""
     index = torch.stack(index, -1) if isinstance(index, tuple) else index
-    values = priority if isinstance(priority, Tensor) else torch.as_tensor(np.asarray(priority), device="cpu")
-    lead = mask.shape
-    if values.numel() == 1 or values.shape[: len(lead)] != lead or index.shape[: len(lead)] != lead:
+    lead, shape = mask.shape, tuple(np.shape(priority))
+    if prod(shape) == 1 or shape[: len(lead)] != lead or index.shape[: len(lead)] != lead:
         return index, priority, generations
     rows = index.reshape(lead.numel(), -1)
     keep = mask.reshape(-1).to(rows.device).clone()
     keep[:1] = True
     keep[1:] |= (rows[1:] != rows[:-1]).any(1)
-    if isinstance(generations, Tensor):
-        generations = generations.reshape(-1)[keep.to(generations.device)]
-    values = values.flatten(0, len(lead) - 1)[keep.to(values.device)]
-    return index.flatten(0, len(lead) - 1)[keep], values, generations
+    at = keep.nonzero().flatten()
+    return part_of(index, at, lead), part_of(priority, at, lead), part_of(generations, at, lead)
 
 
 def _of_anchors(sample: Any, priority: Any, generations: Any) -> tuple[Any, Any, Any]:
     """Return index, priorities and generations of the anchors of windows, whatever the shape of the batch."""
     valid, anchors = sample["validity_mask"], sample["anchor_index"]
-    if isinstance(anchors, tuple):
-        anchors = torch.stack(anchors, -1)
-    lead, anchors = valid.shape, anchors.reshape(-1, *anchors.shape[valid.ndim :])
-    first = (sample["step_in_sequence"] == 0).reshape(-1)
-    windows = int(first.sum())
+    anchors = torch.stack(anchors, -1) if isinstance(anchors, tuple) else anchors
+    lead, first = valid.shape, (sample["step_in_sequence"] == 0).reshape(-1).nonzero().flatten()
     values = priority if isinstance(priority, Tensor) else torch.as_tensor(np.asarray(priority), device="cpu")
     if values.numel() == 1:
         values = values.reshape(1).expand(lead)
-    if values.shape[: len(lead)] != lead or (len(lead) == 1 and lead[0] == windows):  # one for each window
-        of_rows = isinstance(generations, Tensor) and generations.numel() == first.numel()
-        return anchors[first], values, generations.reshape(-1)[first] if of_rows else generations
-    seen = valid.reshape(-1).to(anchors.device)
-    if not bool(seen.all()):
-        anchors, first = anchors[seen], first[seen]
-        values = values.reshape(seen.numel(), -1)[seen.to(values.device)]
-        if isinstance(generations, Tensor):
-            generations = generations.reshape(-1)[seen.to(generations.device)]
+    if values.shape[: len(lead)] != lead or lead == first.shape:  # one for each window
+        return part_of(anchors, first, lead), values, part_of(generations, first, lead)
+    seen = valid.reshape(-1).nonzero().flatten()
+    anchors, values, generations = (part_of(each, seen, lead) for each in (anchors, values, generations))
     index, group = torch.unique(anchors, dim=0, return_inverse=True)
-    values = values.detach().reshape(first.numel(), -1).to(torch.float64).amax(1)
+    values = values.detach().reshape(seen.shape[0], -1).to(torch.float64).amax(1)
     best = values.new_full((index.shape[0],), -torch.inf).scatter_reduce_(0, group.to(values.device), values, "amax")
     if isinstance(generations, Tensor):
-        at = group.to(generations.device)
-        generations = generations.new_zeros(index.shape[0]).scatter_(0, at, generations.reshape(-1))
+        generations = generations.new_zeros(index.shape[0]).scatter_(0, group.to(generations.device), generations)
     return index, best, generations
 
 
@@ -721,18 +714,18 @@ def _as_versions(storage: Storage, path: Path, version: Any, rows: int) -> Tenso
     return given.reshape(-1).expand(rows).reshape(rows, *of_row).contiguous()
 
 
-def as_stored(storage: Storage, *values: Any) -> list[Any]:
+def as_stored(storage: Storage, values: Any) -> tuple[Any, Callable[[], Any]]:
     """Return tensors on the storage's device: those of an accelerator are copied in its stream, without waiting for it.
 
     A thread that waits for a copy would wait for all the work that was queued before it; an event after the copies
-    waits for no more than them. Returns the values and, last, a function that waits for the copies.
+    waits for no more than them. Returns the values and a function that waits for the copies.
     """
     if storage.device.type != "cpu" or not torch.cuda.is_available():
-        return [*values, lambda: None]
+        return values, lambda: None
     devices: set[torch.device] = set()
-    found = [_to_host(value, devices) for value in values]
+    found = _to_host(values, devices)
     events = [torch.cuda.current_stream(device).record_event() for device in devices]
-    return [*found, lambda: [event.synchronize() for event in events]]
+    return found, lambda: [event.synchronize() for event in events]
 
 
 def _to_host(value: Any, devices: set[torch.device]) -> Any:
@@ -791,20 +784,15 @@ class UpdateQueue:
 
     def settle(self) -> None:
         """Wait for the updates that are pending now, and raise the first error of one; once."""
-        raise_first(self._take_done())
-
-    def _take_done(self) -> list[Future[Any]]:
-        """Wait for the updates that are pending now, remove them, and return them."""
         with self._lock:
             self._follow_fork()
-            pending, done = list(self._pending), []
-        for future in pending:
-            wait_for([future])
-            with self._lock:
-                if future in self._pending:
-                    self._pending.remove(future)
-                    done.append(future)
-        return done
+            pending = list(self._pending)
+        wait_for(pending)
+        with self._lock:
+            done = [future for future in pending if future in self._pending]  # else another thread has seen it
+            for future in done:
+                self._pending.remove(future)
+        raise_first(done)
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until no update is pending, at most `timeout_s`; return whether none is."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ostinato.buffers.updates import ConditionalUpdateResult, join_results, part_of, read_generations
+from ostinato.buffers.updates import ConditionalUpdateResult, join_results, part_of, read_generations, rows_by_owner
 from ostinato.core import kinds
 from ostinato.core.index import read_integers
 from ostinato.distributed.routing import split_index
@@ -79,8 +79,7 @@ def _find_rows(index: Any, generation: Any, shards: int, info: ShardInfo) -> _Ro
     check_not_negative(flat, least=info.least_index)
     owners, slots = split_index(flat)
     check_owners(owners, flat, shards)
-    parts = {i: (owners == i).nonzero().flatten() for i in sorted(set(owners.tolist())) if i >= 0}
-    return _Rows(tuple(where.shape), parts, slots, generations)
+    return _Rows(tuple(where.shape), rows_by_owner(owners), slots, generations)
 
 
 def _check_priorities(priority: Any, batch: tuple[int, ...], info: ShardInfo) -> Tensor:

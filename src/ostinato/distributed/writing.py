@@ -16,6 +16,7 @@ from ostinato.buffers.updates import (
     parse_update,
     priorities_of_batch,
     read_generations,
+    rows_by_owner,
     rows_of_sample,
 )
 from ostinato.core import kinds
@@ -130,10 +131,8 @@ def split_update(update: PriorityUpdate, shards: int, capacity: int) -> dict[int
         msg = f"index {first} is of no row: it names slot {int(slots[bad][0])} of a shard that holds {capacity}"
         raise SlotError(msg)
     parts = {}
-    for shard in sorted(set(owners.tolist())):
-        at = (owners == shard).nonzero().flatten()
-        if shard >= 0:
-            parts[shard] = slots[at], priorities[at], None if generations is None else generations[at]
+    for shard, at in rows_by_owner(owners).items():
+        parts[shard] = slots[at], priorities[at], None if generations is None else generations[at]
     return parts
 
 
