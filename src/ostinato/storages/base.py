@@ -511,7 +511,7 @@ class Storage(ABC):
             KindError: if it is not callable, or the storage has no fields.
             OptionError: if the storage has ragged fields.
         """
-        self.save_hooks = (*self.save_hooks, self._checked_hook(hook))
+        self.save_hooks = (*self.save_hooks, self.checked_hook(hook))
 
     def register_load_hook(self, hook: Callable[..., Any]) -> None:
         """Register a hook that converts rows saved with save hooks back when the buffer loads a checkpoint (`loads`).
@@ -524,10 +524,15 @@ class Storage(ABC):
             KindError: if it is not callable, or the storage has no fields.
             OptionError: if the storage has ragged fields.
         """
-        self.load_hooks = (*self.load_hooks, self._checked_hook(hook))
+        self.load_hooks = (*self.load_hooks, self.checked_hook(hook))
 
-    def _checked_hook(self, hook: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a hook for the rows of this storage."""
+    def checked_hook(self, hook: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a hook for the rows of this storage.
+
+        Raises:
+            KindError: if it is not callable, or the storage has no fields.
+            OptionError: if the storage has ragged fields.
+        """
         msg = (
             f"{type(self).__name__} has no fields that a hook could convert, got {hook!r}: use LazyTensorStorage or "
             "LazyMemmapStorage"

@@ -20,7 +20,7 @@ from ostinato.errors import (
     StorageMemoryError,
     UsageError,
 )
-from ostinato.storages.columns import pack, pack_column, unpack, unpack_column
+from ostinato.storages.columns import pack, pack_column, saved_jagged, unpack, unpack_column
 from ostinato.storages.table import read_column
 
 if TYPE_CHECKING:
@@ -442,7 +442,7 @@ def _rebuild(tree: dict[str, Any], columns: dict[str, Any], depth: int) -> Any:
     if kind == "tensor":
         return read_column(columns[tree["name"]])
     if kind == "nested":
-        return _nested(read_column(columns[tree["name"]]), read_column(columns[tree["lengths"]]))
+        return saved_jagged(read_column(columns[tree["name"]]), read_column(columns[tree["lengths"]]))
     if kind == "value":
         return tree["value"]
     if kind not in _NODES or depth > _MAX_DEPTH or len(tree["keys"]) != len(tree["children"]):
@@ -463,12 +463,3 @@ def _rebuild(tree: dict[str, Any], columns: dict[str, Any], depth: int) -> Any:
     for i in plain:
         rows.set_non_tensor(tree["keys"][i], made[i])
     return rows
-
-
-def _nested(values: Tensor, lengths: Tensor) -> Tensor:
-    """Return a nested tensor of consecutive rows, as a save hook returned it."""
-    sound = lengths.dtype is torch.int64 and lengths.ndim == 1 and lengths.numel() and int(lengths.min()) >= 0
-    if not sound or int(lengths.sum()) != values.shape[0]:
-        msg = f"the checkpoint's nested rows do not add up to {values.shape[0]}: it is damaged"
-        raise CheckpointError(msg)
-    return torch.nested.nested_tensor_from_jagged(values, torch.cat((lengths.new_zeros(1), lengths.cumsum(0))))

@@ -837,6 +837,22 @@ def check_ends(values: Tensor, ends: Tensor) -> Tensor:
     raise DamagedFileError(msg)
 
 
+def jagged(values: Tensor, lengths: Tensor) -> Tensor:
+    """Return values `[total, *F]` as a nested tensor `[n, j, *F]` of the layout `torch.jagged`. A view of them."""
+    offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
+    return torch.nested.nested_tensor_from_jagged(values, offsets)
+
+
+def saved_jagged(values: Tensor, lengths: Tensor) -> Tensor:
+    """Return saved values as a nested tensor; see `jagged`.
+
+    Raises:
+        DamagedFileError: if the lengths do not add up to the number of values.
+    """
+    check_ends(values, lengths.cumsum(0))
+    return jagged(values, lengths)
+
+
 def take_parts(columns: dict[str, Any], name: str, rows: int, part: str) -> tuple[Any, Any]:
     """Take the values and ends of a field out of the columns of a state.
 

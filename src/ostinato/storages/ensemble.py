@@ -144,14 +144,10 @@ class StorageEnsemble(Group[Storage]):
         self._register("load", hook)
 
     def _register(self, when: str, hook: Callable[..., Any]) -> None:
-        before = [getattr(storage, f"{when}_hooks") for storage in self.members]
-        try:
-            for storage in self.members:
-                getattr(storage, f"register_{when}_hook")(hook)
-        except Exception:
-            for storage, hooks in zip(self.members, before, strict=True):
-                setattr(storage, f"{when}_hooks", hooks)
-            raise
+        for storage in self.members:
+            storage.checked_hook(hook)
+        for storage in self.members:
+            getattr(storage, f"register_{when}_hook")(hook)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what `state_dict` returned, into all storages or none.

@@ -14,7 +14,7 @@ from ostinato.core.kinds import show_field, show_path
 from ostinato.core.options import check_choice
 from ostinato.core.rows import Flat, as_bits
 from ostinato.errors import CheckpointError, KeyMissingError, KindError, OptionError, SchemaError, SlotError
-from ostinato.storages.columns import StorageColumn, check_ends, take_parts, targets, with_field
+from ostinato.storages.columns import StorageColumn, check_ends, jagged, saved_jagged, take_parts, targets, with_field
 from ostinato.storages.lazy import LazyTensorStorage
 from ostinato.storages.table import last_of_each, read_column
 
@@ -36,12 +36,6 @@ _Values: TypeAlias = tuple[Tensor, Tensor]
 
 _CHUNK = 2**20
 """Elements that are moved at once when values are compacted."""
-
-
-def jagged(values: Tensor, lengths: Tensor) -> Tensor:
-    """Return values `[total, *F]` as a nested tensor `[n, j, *F]` of the layout `torch.jagged`. A view of them."""
-    offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
-    return torch.nested.nested_tensor_from_jagged(values, offsets)
 
 
 def _offsets_of(nested: Tensor) -> Tensor:
@@ -519,17 +513,13 @@ class RaggedTensorStorage(LazyTensorStorage):
 
     def read_payload(self, saved: Any, schema: Schema | None, rows: int) -> Flat:
         """Return what `show_payload` returned, by copy."""
-        leaves = [self._read_leaf(*x) if isinstance(x, list) else x for x in saved["leaves"]]
+        leaves = [saved_jagged(*x) if isinstance(x, list) else x for x in saved["leaves"]]
         return super().read_payload({**saved, "leaves": leaves}, schema, rows)
-
-    @staticmethod
-    def _read_leaf(values: Tensor, lengths: Tensor) -> Tensor:
-        check_ends(values, lengths.cumsum(0))
-        return jagged(values, lengths)
 
     # -- state ---------------------------------------------------------------------------------------------------------
 
-    def _checked_hook(self, hook: Callable[..., Any]) -> NoReturn:
+    def checked_hook(self, hook: Callable[..., Any]) -> NoReturn:
+        """Raise: hooks convert dense fields."""
         msg = f"hooks convert dense fields, and rows have ragged ones, got {hook!r}: save without hooks"
         raise OptionError(msg)
 

@@ -607,7 +607,8 @@ class TensorStorage(Storage):
 
     # -- state ---------------------------------------------------------------------------------------------------------
 
-    def _checked_hook(self, hook: Callable[..., Any]) -> Callable[..., Any]:
+    def checked_hook(self, hook: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a hook; see `Storage.checked_hook`."""
         return check_hook(hook)
 
     def state_header(self) -> dict[str, Any]:
