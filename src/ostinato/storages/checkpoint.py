@@ -172,9 +172,6 @@ def _read(path: str | Path, storages: Sequence[Storage], form: str) -> list[dict
         if len(saved) != len(storages):
             msg = f"the checkpoint holds {len(saved)} storages, the ensemble {len(storages)}"
             raise CheckpointError(msg)
-        for state, storage in zip(saved, storages, strict=True):
-            if state is not None:
-                require_form(state, storage)
         return [
             state and get_rows(reader, state, storage, _prefix(i, saved))
             for i, (state, storage) in enumerate(zip(saved, storages, strict=True))
