@@ -210,6 +210,7 @@ def test_wrong_options_are_named(tmp_path: Path) -> None:
         ("robomimic", {"x": torch.bfloat16}, "bfloat16"),
         ("robomimic", {"next": {"truncated": np.arange(7) == 2, "reward": np.zeros(7)}}, "row 2 ends its episode"),
         ("d4rl", {"next": None}, "'next', 'reward'"),
+        *(("d4rl", {name: torch.float32}, "have no '/'") for name in ("a/b", "..")),
     ],
 )
 def test_rows_that_a_format_cannot_hold(tmp_path: Path, format_name: str, change: dict[str, Any], text: str) -> None:

@@ -39,12 +39,6 @@ TABLE = (
     ("sum_tree.hpp", "std::exchange(leaves_[slots[i]], values[i] + 0.0)", "values[i] + 0.0", "values[i]"),
     ("sum_tree.hpp", "sort_nodes(changed, count, nodes_[level])", "nodes_[level]", "nodes_[level] - 64"),
     ("sum_tree.hpp", "list[i] / 64)] |=", "list[i] / 64", "list[i] / 65"),
-    (
-        "sum_tree.hpp",
-        "if (value > 0 && (value < before || before == 0))",
-        "value < before || before == 0",
-        "value < before",
-    ),
     ("sum_tree.hpp", "else if (old == before) {", "old == before", "old > before"),
     ("sum_tree.hpp", "child += before[c] <= at ? 1 : 0;", "before[c] <= at", "before[c] < at"),
     ("sum_tree.hpp", "rest[i] = below(at - before[child], line[child]);", "at - before[child]", "at"),

@@ -91,8 +91,8 @@ def test_the_source_of_each_row_is_a_field(make: Any) -> None:
     rows = [TensorDictReplayBuffer(storage=LazyTensorStorage(4)) for _ in range(2)]
     for one in rows:
         one.extend(TensorDict({"id": torch.zeros(4, 2)}, [4, 2]))
-    wide = ReplayBufferEnsemble(*rows, ratio=0.5, batch_size=4, **options).sample()
-    assert wide["info", "source"].tolist() == [[0, 0], [0, 0], [1, 1], [1, 1]]
+    wide = ReplayBufferEnsemble(*rows, sample_from_all=True, **options).sample(4)
+    assert wide["info", "source"].tolist() == [[[0, 0]] * 2, [[1, 1]] * 2]
     parts = ReplayBufferEnsemble(make(0), make(100), sample_from_all=True, **options)
     assert pickle.loads(pickle.dumps(parts)).sample(4)["info"]["source"].tolist() == [[0, 0], [1, 1]]
 

@@ -55,7 +55,9 @@ def test_a_tree_holds_what_a_list_holds(capacity: int, data: st.DataObject) -> N
             for slot, value in zip(slots, values, strict=True):
                 model[slot] = value
         else:
-            start, count = data.draw(st.integers(0, capacity - 1)), data.draw(st.integers(0, capacity))
+            start = data.draw(st.integers(0, capacity - 1))
+            by_one = min(capacity, capacity - start + 1)  # over the end
+            count = data.draw(st.integers(0, capacity) | st.just(by_one))
             value = data.draw(leaf)
             for tree in trees:
                 tree.set_run(start, count, value)
@@ -67,6 +69,7 @@ def test_a_tree_holds_what_a_list_holds(capacity: int, data: st.DataObject) -> N
         uniforms = torch.cat((uniforms, bounds, bounds.nextafter(bounds * 0), bounds.nextafter(bounds + 1))).clamp(0, 1)
     for kind, tree in zip(KINDS, trees, strict=True):
         assert tree.leaves(capacity).tolist() == model
+        assert not tree.leaves(capacity).signbit().any()
         assert kind == "wide" or tree.total == trees[0].total
         assert tree.total == pytest.approx(math.fsum(model), rel=1e-12)
         assert tree.minimum == min((value for value in model if value > 0), default=math.inf)
