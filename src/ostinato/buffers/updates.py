@@ -784,6 +784,10 @@ class UpdateQueue:
 
     def settle(self) -> None:
         """Wait for the updates that are pending now, and raise the first error of one; once."""
+        raise_first(self._take_done())  # held by no local variable, which the traceback of the error would keep
+
+    def _take_done(self) -> list[Future[Any]]:
+        """Wait for the updates that are pending now, remove them, and return them."""
         with self._lock:
             self._follow_fork()
             pending = list(self._pending)
@@ -792,7 +796,7 @@ class UpdateQueue:
             done = [future for future in pending if future in self._pending]  # else another thread has seen it
             for future in done:
                 self._pending.remove(future)
-        raise_first(done)
+        return done
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until no update is pending, at most `timeout_s`; return whether none is."""
