@@ -6,20 +6,19 @@ import contextlib
 import os
 import warnings
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from contextlib import AbstractContextManager
+    from collections.abc import Iterator
 
 __all__ = ["DEVICE", "HostWaitError", "no_wait", "waits"]
 
 DEVICE: torch.device
 HostWaitError: type[RuntimeError]
-no_wait: Callable[[], AbstractContextManager[None]]
-waits: Callable[[], AbstractContextManager[Sequence[object]]]
+no_wait: Any
+waits: Any
 
 if os.environ.get("OSTINATO_DEVICE") == "cuda":
     DEVICE = torch.device("cuda", 0)
