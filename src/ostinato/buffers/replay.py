@@ -689,7 +689,7 @@ class ReplayBuffer(Sampling):
         """
         engine = self._engine
         if engine.direct is not None and priority is not None:
-            if type(index) is dict:  # the info of a sample
+            if type(index) is dict and engine.sampler.prioritized:  # the info of a sample
                 index, priority, generation = unpack_sample(index, priority, generation)
             stale = engine.direct.update_priority(index, priority, generation)
             if stale:
@@ -820,7 +820,7 @@ class ReplayBuffer(Sampling):
         self,
         *,
         index: Any,
-        generation: Any,
+        generation: Any = None,
         patch: Mapping[Any, Any] | Any = None,
         version_key: str | tuple[str, ...] | None = None,
         version: Any = None,
@@ -836,9 +836,10 @@ class ReplayBuffer(Sampling):
 
         Args:
             index: slots, as `extend` returns them or samples have them under `index`: int64 `[B]` or any shape; with
-                `ndim=2` `[B, 2]` or a pair. Negative ones: see `update_priority`.
+                `ndim=2` `[B, 2]` or a pair. Negative ones: see `update_priority`. Or a sample, or its info.
             generation: generations of the same rows: `index_generation` of a sample (of prioritized samplers, or with
-                `RoundRobinWriter(track_generations=True)`), or `writer.generations_of(index)`.
+                `RoundRobinWriter(track_generations=True)`), or `writer.generations_of(index)`. None takes those of the
+                sample.
             patch: values of stored fields by name, nested ones as a tuple, `[B, *shape]`: a dict or a TensorDict.
                 Tensors must have the stored dtype, other numbers are cast to it. None changes no field.
             version_key: stored field of one number for each row. A row is changed only if `version` is not smaller;

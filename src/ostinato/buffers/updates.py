@@ -572,8 +572,12 @@ def parse_conditional(
         OptionError, SchemaError, KindError, KeyMissingError, PriorityError: see there.
     """
     storage, sampler = engine.storage, engine.sampler
+    index, generation = rows_of_sample(index, generation)
     slots, batch = read_slots(index, storage)
     check_not_negative(slots, least=engine.least_index)
+    if generation is None:
+        msg = "update_if_present() needs generations: pass index_generation as well, or a sample that has them"
+        raise OptionError(msg)
     generations = read_generations(generation, slots, OptionError)
     if (version_key is None) != (version is None):
         msg = "version_key and version must be provided together: the stored field of versions, and the new versions"
