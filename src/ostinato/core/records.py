@@ -557,7 +557,7 @@ class Plan(NamedTuple):
 
 
 def _read_column(state: dict[str, Any], schema: Schema, records: int, rows: int, device: torch.device) -> Column:
-    leaf, other, slots, pick = (state[name] for name in ("leaf", "other", "slots", "pick"))
+    leaf, other, slots, pick, merge = (state[name] for name in ("leaf", "other", "slots", "pick", "merge"))
     tail, weights, blank = tuple(state["tail"]), state["weights"], state["blank"]
     _require(all(type(size) is int and size >= 1 for size in tail))
     count = _check_slots(slots, rows)
@@ -565,10 +565,11 @@ def _read_column(state: dict[str, Any], schema: Schema, records: int, rows: int,
     known = [i for i in (leaf, other) if i is not None]
     _require(all(type(i) is int and 0 <= i < len(schema.leaves) for i in known) and (other is None) == (pick is None))
     _require(len({(schema.leaves[i].dtype, schema.leaves[i].shape) for i in known}) == 1)
+    _require(merge is False or (merge is True and len(tail) == 1 and all(schema.leaves[i].shape for i in known)))
     _require(weights is None or (weights.is_floating_point() and weights.shape == (records, *tail) and len(tail) == 1))
     _require(_is_of(blank, torch.bool, records, *tail))
     weights, blank, pick = (_own(value, device) for value in (weights, blank, pick))
-    return Column(Request(leaf, _own(slots, device)), tail, weights, blank, bool(state["merge"]), other, pick)
+    return Column(Request(leaf, _own(slots, device)), tail, weights, blank, merge, other, pick)
 
 
 def _listed(named: dict[Any, Tensor]) -> list[list[Any]]:

@@ -30,6 +30,8 @@ class SampleUnit(ABC):
 
     episodes: Episodes | None = None
     """Where episodes begin and end; None for a unit that does not need episodes."""
+    plan_fields: tuple[str, ...] = ()
+    """Fields of a plan (`Plan.fields`) that `finish` reads; a load checks that queued draws have them."""
     notes: tuple[str, ...] = ()
     """Keys that the unit adds to the info and to TensorDict samples; they are removed from rows that are written."""
     single: bool = False
@@ -171,6 +173,7 @@ class _Chain(SampleUnit):
     def __init__(self, units: list[SampleUnit]) -> None:
         self._units = units
         self.notes = tuple(name for unit in units for name in unit.notes)
+        self.plan_fields = tuple(name for unit in units for name in unit.plan_fields)
         self.single = any(unit.single for unit in units)
         self.episodes = merge_episodes([unit.episodes for unit in units])
 

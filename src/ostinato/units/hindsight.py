@@ -99,6 +99,7 @@ class Hindsight(SampleUnit):
         tensor([4., 4.])
     """
 
+    plan_fields = ("relabelled",)
     options = (
         "reward_fn",
         "her_ratio",

@@ -393,7 +393,11 @@ def read_ticket(state: dict[str, Any], buffer: dict[str, Any], engine: Reader) -
     )
     _check_ticket(ticket, rows, episodes=engine.tracker is not None)
     if "plan" in state:
-        ticket = ticket._replace(plan=Plan.from_state(state["plan"], Schema.from_json(schema), slots, rows))
+        plan = Plan.from_state(state["plan"], Schema.from_json(schema), slots, rows)
+        if engine.unit is not None and not plan.fields.keys() >= set(engine.unit.plan_fields):
+            msg = f"a queued draw of the checkpoint lacks fields of {engine.unit!r}: it is damaged"
+            raise CheckpointError(msg)
+        ticket = ticket._replace(plan=plan)
     return _with_rows(ticket, state["rows"], engine.storage, schema) if "rows" in state else ticket
 
 
