@@ -228,8 +228,8 @@ class SharedStorage(LazyTensorStorage):
     rotates = False
     supports_conditional_update = False
     mappable = False
-    checked_hook = Storage.checked_hook
-    """Raises: rows are saved as they are."""
+    checked_hook, keep = Storage.checked_hook, Storage.keep
+    """They raise: rows are saved as they are, and each stays in its slot."""
 
     def __init__(self, inner: Storage, *, ranked: bool) -> None:
         require_sharing()
@@ -462,6 +462,11 @@ class SharedStorage(LazyTensorStorage):
         """Close the shared file; the storage can then no longer be passed to other processes."""
         self._find()  # what is mapped stays
         self._segment.close()
+
+    @property
+    def columns(self) -> NoReturn:
+        """Raise: views would let rows of a shared buffer be edited in place."""
+        raise_edit()
 
     def prepare_edit(self, slots: Tensor, data: Any, batch: tuple[int, ...]) -> NoReturn:  # noqa: ARG002
         """Raise: rows of a shared buffer are written by `add` and `extend` only."""
