@@ -332,7 +332,8 @@ class StorageColumn(Columns):
         Raises:
             SchemaError: if `get` returns something else.
         """
-        values, leaf = self.get(slots.to(self.device)), self.leaf
+        values: Any = self.get(slots.to(self.device))  # of a class of the user
+        leaf = self.leaf
         if self.row_tensors:
             shape = (slots.shape[0], *leaf.shape)
             if not isinstance(values, Tensor) or values.dtype is not leaf.dtype or values.shape != shape:
