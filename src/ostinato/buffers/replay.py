@@ -1080,8 +1080,8 @@ class ReplayBuffer(Sampling):
                 Python objects are read at once). Opens at once, whatever the size, and needs memory for rows that are
                 used alone. What is written goes to memory, the files stay as they are; they must not be removed by
                 others as long as the buffer lives, but may be saved over. Sizes and tables are verified, checksums of
-                rows are not (`ostinato verify` does). For `LazyTensorStorage` on the CPU without `single_copy`, on
-                Linux and macOS.
+                rows are not (`ostinato verify` does). For `LazyTensorStorage` on the CPU without `single_copy`,
+                `codec` or `kinds`, on Linux and macOS.
             progress: the bytes done and their total; see `ProgressOption`.
 
         Raises:

@@ -316,12 +316,13 @@ class Budget(NamedTuple):
     """Whether whole episodes leave."""
 
 
-def check_budget(max_bytes: object, evict: Evict, *, coded: bool, ndim: int) -> Budget | None:
+def check_budget(max_bytes: object, evict: Evict, kinds: Sequence[Columns], *, ndim: int) -> Budget | None:
     """Return the budget of a storage; None without one.
 
     Raises:
         CapacityError: if `max_bytes` is not a positive integer.
-        OptionError: for another `evict`, a budget without codec, or episodes with `ndim=2`.
+        OptionError: for another `evict`, a budget without codec or with other kinds of column, or episodes with
+            `ndim=2`.
     """
     check_choice("evict", evict, ("rows", "episodes"))
     if max_bytes is None:
@@ -332,8 +333,13 @@ def check_budget(max_bytes: object, evict: Evict, *, coded: bool, ndim: int) -> 
     if isinstance(max_bytes, bool) or not isinstance(max_bytes, int) or max_bytes < 1:
         msg = f"max_bytes must be a positive integer or None, got {max_bytes!r}"
         raise CapacityError(msg)
+    coded = [kind for kind in kinds if isinstance(kind, CodedColumn)]
     if not coded:
         msg = "max_bytes needs codec: without it all rows have the same bytes, so that max_size sets the memory"
+        raise OptionError(msg)
+    other = next((kind.option for kind in kinds if kind not in coded), None)
+    if other is not None:
+        msg = f"max_bytes counts compressed and dense fields, not those of {other}: leave max_bytes or {other} out"
         raise OptionError(msg)
     if evict == "episodes" and ndim > 1:
         msg = "evict='episodes' needs ndim=1, since with ndim=2 a step of all environments leaves: use evict='rows'"

@@ -36,6 +36,7 @@ from ostinato.errors import (
     OptionError,
     OstinatoError,
     SchemaError,
+    UsageError,
 )
 from ostinato.storages.memory import HeapMemory
 from ostinato.storages.table import last_of_each, read_column
@@ -226,11 +227,14 @@ class StorageColumn(Columns):
     position: int
     """Position of the field in the schema."""
     _memory: Memory
-    _bytes: int = 0
+    _sizes: Sequence[int] = ()
+    _allocating: bool = False
 
     @abstractmethod
     def allocate(self) -> None:
         """Make room for the values of `capacity` rows, with `new_tensor`.
+
+        It must not write to these tensors: each process that maps the memory calls it, also when there are rows.
 
         Raises:
             OptionError: if a field such as `leaf` cannot be kept.
@@ -238,7 +242,7 @@ class StorageColumn(Columns):
 
     @abstractmethod
     def set(self, slots: Tensor, values: Tensor) -> None:
-        """Keep values.
+        """Keep values. It must not raise for values of the dtype and shape of the leaf: other fields may be written.
 
         Args:
             slots: int64 `[n]` on the device, distinct.
@@ -247,7 +251,7 @@ class StorageColumn(Columns):
 
     @abstractmethod
     def get(self, slots: Tensor) -> Tensor:
-        """Return the values at slots (int64 `[n]` on the device, in any order): `[n, *leaf.shape]`. Copy."""
+        """Return the values at slots (int64 `[n]` on the device, in any order): `[n, *leaf.shape]`, its dtype. Copy."""
 
     @final
     def new_tensor(self, dtype: torch.dtype, *shape: int) -> Tensor:
@@ -255,17 +259,22 @@ class StorageColumn(Columns):
 
         Raises:
             StorageMemoryError: if there is not enough memory.
+            UsageError: if `allocate` does not run: other processes would not have the tensor.
         """
+        if not self._allocating:
+            msg = f"new_tensor makes tensors in allocate() only: {type(self).__name__} called it at another time"
+            raise UsageError(msg)
         nbytes = self.capacity * math.prod(shape) * dtype.itemsize
         self._memory.check(nbytes)
-        block = self._memory.block(f"block-column{self.position}.{self._bytes}.bin", nbytes)
-        self._bytes += nbytes
-        return block.view(dtype).view(self.capacity, *shape)
+        block = self._memory.block(f"block-column{self.position}.{len(self._sizes)}.bin", nbytes)
+        self._sizes = [*self._sizes, nbytes]
+        with torch.inference_mode(mode=False):  # rows may be written in any mode later
+            return block.view(dtype).view(self.capacity, *shape)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the tensors that `new_tensor` returned."""
-        return self._bytes
+        return sum(self._sizes)
 
     @property
     def why_private(self) -> str:
@@ -290,7 +299,9 @@ class StorageColumn(Columns):
         self.position = self.positions[0]
         self.leaf, self.name = fields.leaves[self.position], fields.names[self.position]
         self.capacity, self.device, self._memory = fields.capacity, fields.device, fields.memory
+        self._allocating = True
         self.allocate()
+        self._allocating = False
 
     def convert(self, values: Any, rows: int) -> Any:
         """Convert the values of rows, and make room for them; see `prepare`."""
@@ -316,8 +327,20 @@ class StorageColumn(Columns):
         self.write(Picks(slots, torch.arange(rows, device=slots.device), slots), self.convert(value, rows))
 
     def read(self, position: int, slots: Tensor, *, pin: bool = False) -> Any:  # noqa: ARG002
-        """Return the values at slots; see `get`."""
-        values = self.get(slots.to(self.device))
+        """Return the values at slots; see `get`.
+
+        Raises:
+            SchemaError: if `get` returns something else.
+        """
+        values: Any = self.get(slots.to(self.device))  # of a class of the user
+        leaf = self.leaf
+        if self.row_tensors:
+            shape = (slots.shape[0], *leaf.shape)
+            if not isinstance(values, Tensor) or values.dtype is not leaf.dtype or values.shape != shape:
+                got = f"{values.dtype}{list(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
+                name = f"{type(self).__name__}.get for {show_field(leaf.path)}"
+                msg = f"{name} must return {leaf.dtype}{list(shape)}, got {got}"
+                raise SchemaError(msg)
         return values.pin_memory() if pin else values
 
     def clear(self) -> None:
@@ -325,11 +348,11 @@ class StorageColumn(Columns):
 
     def keep(self, slots: Tensor) -> None:
         """Move the values at `slots` (int64 `[n]`) to the slots `[0, n)`."""
-        self.set(torch.arange(slots.shape[0], device=self.device), self.get(slots.to(self.device)))
+        self.set(torch.arange(slots.shape[0], device=self.device), self.read(self.position, slots))
 
     def add_state(self, state: dict[str, Any], rows: int) -> None:
         """Add the values of the first rows to the columns of a state, as a dense field is saved. Copy."""
-        state["columns"][self.name] = self.get(torch.arange(rows, device=self.device))
+        state["columns"][self.name] = self.read(self.position, torch.arange(rows, device=self.device))
 
     def load(self, state: dict[str, Any], sources: Mapping[int, Any], seam: int) -> Callable[[], None]:
         """Read saved values of any kind; return a function that sets them."""
@@ -366,7 +389,8 @@ def with_field(kind: Kind, path: Path | None, option: str) -> Kind:
 def choose(kinds: Sequence[Columns], schema: Schema) -> list[Choice]:
     """Return the kinds of column of the fields of a schema that are not dense, and the positions of these fields.
 
-    Each kind comes once for each of its columns; those that read other fields come last.
+    Each kind comes once for each of its columns, in the order in which they are written: those of the user first, which
+    may raise, and those that read other fields last.
 
     Raises:
         OptionError: if two options name one field.
@@ -382,7 +406,7 @@ def choose(kinds: Sequence[Columns], schema: Schema) -> list[Choice]:
                     raise OptionError(msg)
                 taken[position] = kind
             chosen.append((kind, positions))
-    return sorted(chosen, key=lambda pair: pair[0].derived)
+    return sorted(chosen, key=lambda pair: (pair[0].derived, pair[0].option != "kinds"))
 
 
 def dense_positions(schema: Schema, chosen: Sequence[Choice]) -> list[int]:
@@ -523,10 +547,14 @@ class Fields:
         addresses = None if flat.addresses is None else [flat.addresses[i] for i in self.kept]
         dense = Flat([flat.leaves[i] for i in self.kept], flat.batch, addresses)
         prepared = flat.prepared or self.prepare(flat, math.prod(flat.batch), None)  # rows that were gathered
-        begun = [kind.begin_write(placement, x) for kind, x in zip(self.kinds, prepared, strict=True)]
+        begun = [(kind, kind.begin_write(placement, x)) for kind, x in zip(self.kinds, prepared, strict=True)]
+        for kind, values in begun:
+            if not kind.derived:
+                kind.write(placement, values)
         self.dense.write(placement, dense, self.num_envs)
-        for kind, prepared in zip(self.kinds, begun, strict=True):
-            kind.write(placement, prepared)
+        for kind, values in begun:
+            if kind.derived:
+                kind.write(placement, values)
 
     def write_field(self, position: int, slots: Tensor, value: Any) -> None:
         """Write one field at distinct slots: a leaf, `[n, *leaf.shape]`, or a field of objects."""

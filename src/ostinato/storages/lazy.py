@@ -68,13 +68,13 @@ class LazyTensorStorage(TensorStorage):
             only. Rows are compressed when they are written, under the lock of the buffer, and decompressed outside of
             it; large batches in several threads.
         kinds: columns of your own: a mapping of fields (keys or paths) to objects of subclasses of `StorageColumn`.
-            All reads are copies.
+            All reads are copies. See `docs/extending.md`.
         max_bytes: with `codec`, most bytes of the rows present: compressed values and the other tensor fields. When new
             rows would exceed it, the oldest rows leave before these are written, until a 16th of it is free. `len`,
             samplers, priorities and episodes follow. Rows that stay move to the first slots and get new generations,
             so no index or priority update of an earlier batch reaches another row. `max_size` holds as well; a large
             one costs memory only for the fields without codec. Edits, loads and `set` may exceed it until the buffer
-            writes rows again. Needs a round-robin writer.
+            writes rows again. Needs a round-robin writer, and not `single_copy` or `kinds`.
         evict: "rows", or "episodes": whole finished episodes leave, that with the oldest row first. Only if the
             unfinished episodes alone exceed the budget, these leave too, the newest of them row by row. The buffer must
             know its episodes (`episodes=`, a slice sampler, or a unit).
@@ -125,7 +125,7 @@ class LazyTensorStorage(TensorStorage):
         self.ndim = check_ndim(ndim)
         self.allow_pickle = allow_pickle
         self._set_kinds([*named_kinds(kinds), *next_kinds(single_copy), *coded_kinds(codec)])
-        self._budget = check_budget(max_bytes, evict, coded=codec is not None, ndim=self.ndim)
+        self._budget = check_budget(max_bytes, evict, self._kinds, ndim=self.ndim)
         self.budget = self._budget is not None
         self.evicts_episodes = self._budget is not None and self._budget.episodes
         self.max_size = self.capacity = check_capacity(max_size)
@@ -137,7 +137,7 @@ class LazyTensorStorage(TensorStorage):
         self._at = make_counts(StoredRows)
 
     def _set_kinds(self, kinds: Sequence[Columns]) -> None:
-        """Give fields their kinds of column; options that name no field come last."""
+        """Give fields their kinds of column; `choose` asks them in this order, and some take only what is left."""
         self._kinds = kinds
         self.ring_only = any(kind.ring_only for kind in kinds)
 
@@ -460,7 +460,8 @@ class LazyMemmapStorage(LazyTensorStorage):
     def flush(self) -> None:
         """Write all rows to the disk, and a manifest with which `existsok=True` opens them again.
 
-        Cost: the dirty pages. The next write removes the manifest: call `flush` again after writing.
+        Cost: the dirty pages, and copies of fields that are not dense, those of `kinds` too. The next write removes the
+        manifest: call `flush` again after writing.
 
         Raises:
             UsageError: if nothing was written yet, or the directory is temporary.
@@ -481,13 +482,18 @@ class LazyMemmapStorage(LazyTensorStorage):
                 **state,
                 "max_size": self.max_size,
                 "packed": self._table.dense.packed,
-                "dense": [self._table.names[i] for i in self._table.kept],
+                "kinds": self._kind_names(self._table.schema),
                 "files": self._mapped.sizes(),
             },
             format_name=_FORMAT,
         )
         self._flushed = True
         self._at.plain = False  # the next write removes the manifest
+
+    def _kind_names(self, schema: Schema) -> dict[str, str]:
+        """Return the classes of the columns of the fields that are not dense."""
+        chosen = choose(self._kinds, schema)
+        return {schema.column_names[i]: type(kind).__name__ for kind, positions in chosen for i in positions}
 
     def _write_parts(self, directory: Path) -> dict[str, Any]:
         """Write what is not in the mapped blocks to files; return the state with the records of these files."""
@@ -604,12 +610,15 @@ class LazyMemmapStorage(LazyTensorStorage):
                 f"got max_size={self.max_size}, ndim={self.ndim}: open it with those, or choose another scratch_dir"
             )
             raise CheckpointError(msg)
+        if "kinds" not in body:
+            msg = f"the directory {directory} was flushed by an older version of ostinato: choose another scratch_dir"
+            raise CheckpointError(msg)
         schema = Schema.from_json(body["schema"])
-        dense = [schema.column_names[i] for i in dense_positions(schema, choose(self._kinds, schema))]
-        if body["dense"] != dense:
+        kinds = self._kind_names(schema)
+        if body["kinds"] != kinds:
             msg = (
-                f"the directory {directory} holds a storage with the dense fields {body['dense']}, those of this one "
-                f"are {dense}: open it with the same single_copy and kinds, or choose another scratch_dir"
+                f"the directory {directory} holds a storage with columns of the kinds {body['kinds']}, those of this "
+                f"one are {kinds}: open it with the same single_copy and kinds, or choose another scratch_dir"
             )
             raise CheckpointError(msg)
         MappedMemory(directory, remove=False).must_exist(body["files"])

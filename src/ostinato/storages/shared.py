@@ -22,6 +22,7 @@ from ostinato.core.records import Request
 from ostinato.core.rows import Schema, as_bits
 from ostinato.core.shared_ring import SharedRing
 from ostinato.errors import CheckpointError, OptionError, SlotError, UsageError
+from ostinato.storages.base import Storage
 from ostinato.storages.lazy import LazyMemmapStorage, LazyTensorStorage
 from ostinato.storages.memory import HeapMemory, MappedMemory
 from ostinato.storages.table import read_column
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator
     from pathlib import Path
 
-    from ostinato.storages.base import Storage
     from ostinato.storages.columns import Fields
 
 _CPU = torch.device("cpu")
@@ -228,14 +228,16 @@ class SharedStorage(LazyTensorStorage):
     rotates = False
     supports_conditional_update = False
     mappable = False
+    checked_hook, keep = Storage.checked_hook, Storage.keep
+    """They raise: rows are saved as they are, and each stays in its slot."""
 
     def __init__(self, inner: Storage, *, ranked: bool) -> None:
         require_sharing()
         given = _checked(inner)
         schema = given.schema if len(given) else None
         self._options, self._ranked = given.in_memory(), ranked
-        files = given.hand_over() if isinstance(given, LazyMemmapStorage) else None
-        self._begin(Segment(), files)
+        segment = Segment()  # may raise: `given` then keeps its files
+        self._begin(segment, given.hand_over() if isinstance(given, LazyMemmapStorage) else None)
         if schema is not None:
             self.lay_out(schema)
 
@@ -460,6 +462,11 @@ class SharedStorage(LazyTensorStorage):
         """Close the shared file; the storage can then no longer be passed to other processes."""
         self._find()  # what is mapped stays
         self._segment.close()
+
+    @property
+    def columns(self) -> NoReturn:
+        """Raise: views would let rows of a shared buffer be edited in place."""
+        raise_edit()
 
     def prepare_edit(self, slots: Tensor, data: Any, batch: tuple[int, ...]) -> NoReturn:  # noqa: ARG002
         """Raise: rows of a shared buffer are written by `add` and `extend` only."""

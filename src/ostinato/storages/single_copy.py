@@ -68,7 +68,7 @@ def find_pairs(schema: Schema, naming: Mapping[Path, Path] | None, taken: Mappin
     Args:
         schema: of the rows.
         naming: paths of next fields -> paths; None looks for `("next", *path)` beside `path`, and for `next_x` beside
-            `x`, with equal dtypes and shapes, except for flags and rewards.
+            `x`, with equal dtypes and shapes, except for flags and rewards; a field is in one pair at most.
         taken: fields that have a kind of column already.
 
     Raises:
@@ -80,12 +80,14 @@ def find_pairs(schema: Schema, naming: Mapping[Path, Path] | None, taken: Mappin
     if naming is None:
         used = {schema.leaves[i].path for i in taken}
         found: dict[Path, Path] = {}
+        paired: set[Path] = set()
         for path, leaf in leaves.items():
             mate = leaves.get(_mate(path))
-            if mate is None or path in used or mate.path in bare or mate.path in found.values():
+            if mate is None or path in used or mate.path in bare or {path, mate.path} & paired:
                 continue
             if leaf[1:] == mate[1:] and leaf.nbytes:
                 found[path] = mate.path
+                paired |= {path, mate.path}
         if not found:
             raise OptionError(_none_found(schema))
         naming = found
@@ -449,12 +451,12 @@ class NextColumns(Columns):
 
     def find(self, schema: Schema, taken: Mapping[int, Columns]) -> list[Sequence[int]]:
         """Return the positions of the next fields; see `find_pairs`."""
-        return [[position for position, _ in find_pairs(schema, self._naming, taken)]]
+        self._pairs = find_pairs(schema, self._naming, taken)
+        return [[position for position, _ in self._pairs]]
 
     def begin(self, fields: Fields) -> None:
         """Find the observations of the next fields, and make room for extra rows."""
-        schema, pairs = fields.schema, find_pairs(fields.schema, self._naming, {})
-        self._pairs = tuple(pair for pair in pairs if pair[0] in self.positions)
+        schema = fields.schema
         self._mates = [mate for _, mate in self._pairs]
         self._leaves = [schema.leaves[mate] for mate in self._mates]
         self._readers = list(map(fields.reader, self._mates))

@@ -170,7 +170,7 @@ class TensorStorage(Storage):
         """Return a storage of the rows present with `ndim=1`: this storage, or with `ndim=2` one on the same memory.
 
         Raises:
-            UsageError: if there are no rows, or with `single_copy` or `codec`.
+            UsageError: if there are no rows, or with `single_copy`, `codec` or `kinds`.
         """
         if self.ndim == 1:
             return self
@@ -179,7 +179,7 @@ class TensorStorage(Storage):
             raise UsageError(msg)
         table = self._require()
         if not table.views:
-            msg = "with single_copy or codec rows cannot be flattened on their own memory: read them with storage[:]"
+            msg = "rows with single_copy, codec or kinds cannot be flattened in place: read them with storage[:]"
             raise UsageError(msg)
         self._expose()
         rows = self._at.rows
@@ -195,7 +195,7 @@ class TensorStorage(Storage):
     def columns(self) -> dict[Path, Tensor]:
         """Tensor fields: path -> `[capacity, *shape]`, rows that were never written included. Views.
 
-        With `single_copy`, copies of the rows present, `[rows, *shape]`.
+        With `single_copy`, `codec` or `kinds`, copies of the rows present, `[rows, *shape]`.
         """
         table = self._table
         if table is None:
@@ -525,7 +525,7 @@ class TensorStorage(Storage):
         return column if isinstance(column, Tensor) else column.tolist()
 
     def _expose(self) -> None:
-        """Record that a view is returned; tables with single copies or a codec return copies."""
+        """Record that a view is returned; tables with fields that are not dense return copies."""
         self.exposed = self.exposed or (self._table is not None and self._table.views)
 
     def row_arrays(self) -> list[RowArray]:

@@ -161,6 +161,7 @@ def test_a_batch_beyond_the_budget_changes_nothing() -> None:
 def test_options_and_parts_that_cannot_follow_raise() -> None:
     wrong: list[tuple[dict[str, Any], type[Exception], str]] = [
         ({"codec": None}, OptionError, "max_bytes needs codec"),
+        ({"single_copy": True}, OptionError, "or single_copy out"),
         ({"max_bytes": 0}, CapacityError, "positive integer or None, got 0"),
         ({"max_bytes": 1.5}, CapacityError, r"got 1\.5"),
         ({"evict": "all"}, OptionError, "must be one of 'rows', 'episodes'"),

@@ -91,6 +91,7 @@ def test_pairs_are_found_by_their_names() -> None:
     flag = torch.zeros(4, dtype=torch.bool)
     step = {"reward": torch.zeros(4), "done": flag, "agent": {"pos": torch.zeros(4, 5)}}
     of_others = {"state": torch.zeros(4, 3), "next_state": torch.zeros(4, 4), "next_done": flag}
+    of_others["next_next_obs"] = torch.zeros(4, 2)
     rows = {"obs": torch.zeros(4, 2), "next_obs": torch.zeros(4, 2), **of_others, **step, "next": step}
     storage = LazyTensorStorage(4, single_copy=True)
     storage.set(range(4), rows)

@@ -476,8 +476,8 @@ def load_buffer(
         hooks = hooks_of(storage, "load_hooks")
         if not storage.mappable or hooks:
             msg = (
-                "mmap=True needs a LazyTensorStorage on the CPU without single_copy and loading hooks, got "
-                f"{storage!r} with {len(hooks)} hooks: load without it"
+                "mmap=True needs a LazyTensorStorage on the CPU without single_copy, codec, kinds and loading hooks, "
+                f"got {storage!r} with {len(hooks)} hooks: load without it"
             )
             raise OptionError(msg)
     for left in reversed(range(_ATTEMPTS)):
