@@ -747,7 +747,7 @@ def _moved_sampler(sampler: Sampler, state: dict[str, Any], order: Tensor) -> di
     return found
 
 
-def _check_transforms(chains: Sequence[tuple[Compose, dict[str, Any]]]) -> None:
+def _check_transforms(chains: Sequence[tuple[Compose, Any]]) -> None:
     """Load states into copies of transforms: optimizers may hold the parameters, which are written in the end.
 
     Raises:
