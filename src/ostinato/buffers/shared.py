@@ -611,16 +611,14 @@ class SharedEngine(Draws):
             CheckpointError: naming what differs.
             UsageError: while another process is writing.
         """
-        try:
+        with readable("a replay buffer"):
             data, ranks = self._checked(state)
             generator = read_generator(state["generator"], torch.device("cpu"))
             counts = [int(state[name]) for name in ("rows_written", "rows_since_empty", "rows_drawn")]
-        except (KeyError, TypeError, AttributeError, IndexError) as error:
-            msg = f"this is not the state of a replay buffer ({error!r})"
-            raise CheckpointError(msg) from error
         before = own_tensors(transform.state_dict())
         try:
-            transform.load_state_dict(state["transforms"])
+            with readable("these transforms"):
+                transform.load_state_dict(state["transforms"])
             progress.finish()
             self._replace_rows(state, data, ranks, counts)
         except BaseException:
@@ -647,11 +645,15 @@ class SharedEngine(Draws):
                 full = rows == ring.capacity == saved["capacity"]
                 ring.clear(int(saved["cursor"]) % ring.capacity if full else 0)
                 serial, run = ring.reserve(rows)
-                storage.write(run, payload)
-                if ranks is not None:
-                    as_sampler(self.sampler).record_rows(run, ranks, self.view())
-                    ring.max_priority = float(state["sampler"]["state"]["largest"])
-                ring.commit(serial)
+                try:
+                    storage.write(run, payload)
+                    if ranks is not None:
+                        as_sampler(self.sampler).record_rows(run, ranks, self.view())
+                        ring.max_priority = float(state["sampler"]["state"]["largest"])
+                    ring.commit(serial)
+                except BaseException:
+                    ring.abandon(serial)
+                    raise
                 ring.set_counts(*counts)
         if isinstance(self.sampler, PrioritizedSampler):
             self.sampler.beta = state["sampler"]["state"]["beta"]

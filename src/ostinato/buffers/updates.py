@@ -147,8 +147,12 @@ def part_of(value: Any, at: Tensor, batch: tuple[int, ...]) -> Any:
         return None
     if isinstance(value, Mapping):
         return {key: part_of(item, at, batch) for key, item in value.items()}
-    collection = kinds.is_tensor_collection(value)
-    found: Any = value if collection or isinstance(value, Tensor) else np.asarray(value)
+    tensor = isinstance(value, Tensor)
+    collection = not tensor and kinds.is_tensor_collection(value)
+    try:
+        found: Any = value if tensor or collection else np.asarray(value)
+    except (ValueError, RuntimeError):
+        return value  # of no shape: it is named where the rows are
     shape, lead = tuple(found.batch_size if collection else found.shape), len(batch)
     if shape[:lead] == tuple(batch):
         found = found.reshape(-1) if collection else found.reshape((-1, *shape[lead:]))

@@ -166,7 +166,7 @@ def read_integers(name: str, value: Any) -> Tensor:
     """
     try:
         found = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value), device="cpu")
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:
         msg = f"{name} is an integer, a list or an integer tensor of any device, got {value!r} ({error})"
         raise KindError(msg) from None
     if found.numel() == 0 and not isinstance(value, Tensor):

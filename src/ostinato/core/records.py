@@ -343,7 +343,7 @@ class Plan(NamedTuple):
         if isinstance(lengths, int):
             return cls(schema, firsts, episodes.slices(firsts, lengths), repeat=lengths)
         longest = pad or int(lengths.max())
-        rows = episodes.slices(firsts, longest).view(-1, longest)
+        rows = episodes.slices(firsts, longest).view(firsts.shape[0], longest)
         steps = torch.arange(longest, device=rows.device)
         inside = steps < lengths[:, None]
         if pad:

@@ -667,7 +667,10 @@ def _slots_of(index: Any, storage: BareStorage | None, device: torch.device) -> 
     Raises:
         UsageError: if the storage is missing.
     """
-    columns = len(index) if isinstance(index, tuple) else np.shape(index)[-1] if np.ndim(index) > 1 else 1
+    try:
+        columns = len(index) if isinstance(index, tuple) else np.shape(index)[-1] if np.ndim(index) > 1 else 1
+    except (ValueError, RuntimeError):
+        columns = 1  # no index: `read_slots` says so
     if columns == 1:
         return read_slots(index, Slots(device))
     if storage is None:

@@ -152,9 +152,18 @@ class QueueSampler(CountingSampler):
         self._requeue(list(self._drawn.keys() - {_key(draw) for draw in draws}), view)
 
     def _requeue(self, keys: list[int], view: View) -> None:
-        slots = [*self._slots[self._at :], *(slot for key in keys for slot in self._drawn.pop(key, ()))]
-        listed = torch.tensor(slots, dtype=torch.int64, device=view.device)
-        self._wait(listed[view.ring.arrivals(listed).argsort()].tolist())
+        """Return rows to the places in the queue that they had. Cost: as the rows, and those that wait before them."""
+        slots = [slot for key in keys for slot in self._drawn.pop(key, ())]
+        if not slots:
+            return
+        end = self._at
+        if self.rows_left:  # arrivals differ: no more rows than this can have arrived in between
+            between = int(_arrivals(slots, view).max() - _arrivals([self._slots[end]], view))
+            end = min(len(self._slots), end + max(0, between))
+        slots += self._slots[self._at : end]
+        older = array("q", np.array(slots)[_arrivals(slots, view).argsort().cpu().numpy()])
+        self._at = max(0, end - len(older))
+        self._slots[self._at : end] = older
 
     def clear(self) -> None:
         """Remove all rows."""
@@ -164,7 +173,7 @@ class QueueSampler(CountingSampler):
     def state_dict(self) -> dict[str, Any]:
         """Return the rows that have not been delivered."""
         return {
-            "waiting": torch.tensor(list(self._slots[self._at :]), dtype=torch.int64, device="cpu"),
+            "waiting": torch.from_numpy(np.array(self._slots[self._at :])),
             "keys": torch.tensor(list(self._drawn), dtype=torch.int64, device="cpu"),
             "sizes": torch.tensor([len(slots) for slots in self._drawn.values()], dtype=torch.int64, device="cpu"),
             "drawn": torch.tensor(
@@ -660,6 +669,10 @@ def with_limit(sampler: Sampler, limit: int | None, prefetch: int | None) -> Sam
 def _key(draw: Draw) -> int:
     """Return what identifies a draw of a queue: the generation of its first row, which is unique."""
     return -1 if draw.generations is None else int(draw.generations[0])
+
+
+def _arrivals(slots: Sequence[int], view: View) -> Tensor:
+    return view.ring.arrivals(torch.tensor(slots, dtype=torch.int64, device=view.device))
 
 
 def _age(slot: int, view: View) -> int:

@@ -108,7 +108,7 @@ def read_priorities(priority: Any, batch: tuple[int, ...], steps: int | None) ->
             if isinstance(priority, torch.Tensor)
             else torch.as_tensor(np.asarray(priority, dtype=np.float64), device="cpu")
         )
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:
         msg = f"priorities are real numbers, got {type(priority).__name__} ({error})"
         raise KindError(msg) from None
     require_real(values)

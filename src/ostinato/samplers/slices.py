@@ -326,17 +326,17 @@ class SliceSampler(Sampler):
     def marks(self, plan: Plan, data: Any) -> dict[Path, Tensor]:
         """Return the flags of the slices by path, `[R, 1]` or in the shape of the stored ones; see `SliceSampler`."""
         out: dict[Path, Tensor] = {}
-        path, known = self._truncated, set(map(attrgetter("path"), plan.schema.leaves))
+        path = self._truncated
         if path is not None:
             last = plan.last_of_each().view(-1, 1)
             done, terminated = (*path[:-1], "done"), (*path[:-1], "terminated")
-            stored = kinds.find_field(data, done) if done in known else None
-            held = kinds.find_field(data, terminated) if terminated in known else None
+            stored, held = kinds.find_field(data, done), kinds.find_field(data, terminated)
             out[path] = last.clone() if stored is None else _spread(last, stored).expand_as(stored).clone()
             out[done] = last.clone() if stored is None else _set_where(last, stored)
             out[terminated] = torch.zeros_like(last) if held is None else held.clone()
-        if self._init is not None and self._init in known:
-            out[self._init] = _set_where(plan.first_of_each(), kinds.find_field(data, self._init))
+        initial = None if self._init is None else kinds.find_field(data, self._init)
+        if initial is not None and self._init is not None:
+            out[self._init] = _set_where(plan.first_of_each(), initial)
         return out
 
     @property

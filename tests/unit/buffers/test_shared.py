@@ -289,7 +289,7 @@ def test_what_does_not_fit_changes_nothing(tmp_path: Path) -> None:
         (filled(30, alpha=0.5).state_dict(), "alpha=0.5"),
         (filled(30, prefetch=2).state_dict(), "queued draws"),
         (narrow.state_dict(), "load into a buffer with the same schema"),
-        ({"storage": {}}, "not the state of a replay buffer"),
+        ({**fitting.state_dict(), "rows_written": "x"}, "not the state of a replay buffer"),
     ]
     for state, words in cases:
         with pytest.raises(CheckpointError, match=words):

@@ -185,6 +185,10 @@ def _reader_state(
     }
 
 
+_OF_ROWS = ("storage", "writer", "stamps", "rows_written", "rows_since_empty", "deleted", "observers")
+"""Entries of the state of a buffer that its views share; the others they have themselves."""
+
+
 def view_states(state: dict[str, Any], views: int) -> list[dict[str, Any]]:
     """Return the states of the views in the state of a buffer, each as that of a buffer with the view's sampler.
 
@@ -195,14 +199,16 @@ def view_states(state: dict[str, Any], views: int) -> list[dict[str, Any]]:
     Raises:
         CheckpointError: if it has another number of views.
     """
-    saved = state.get("views", [])
-    if len(saved) != views:
-        msg = (
-            f"the checkpoint is of a buffer with {len(saved)} views, this one has {views}: make the same views in the "
-            "same order before it is loaded (rb.view), and others afterwards"
-        )
-        raise CheckpointError(msg)
-    return [{**state, "flow": None, "episodes": None, **mine} for mine in saved]
+    with readable("a replay buffer"):
+        saved = state.get("views", [])
+        if len(saved) != views:
+            msg = (
+                f"the checkpoint is of a buffer with {len(saved)} views, this one has {views}: make the same views in "
+                "the same order before it is loaded (rb.view), and others afterwards"
+            )
+            raise CheckpointError(msg)
+        rows = {name: state[name] for name in _OF_ROWS if name in state}
+        return [{**rows, **mine} for mine in saved]
 
 
 def own_copy(state: dict[str, Any]) -> dict[str, Any]:
@@ -586,7 +592,7 @@ def load_engine_states(
             load.draws()
         made = [load.made for load in loads if load.made.own]
         found = [[revive(m, _of(m, ticket)) for ticket in queue] for m, queue in zip(made, queues, strict=False)]
-        chains = [(load.transform, load.state["transforms"]) for load in loads] + [*transforms]
+        chains = [load.chain for load in loads] + [*transforms]
         _check_transforms(chains)
         progress.finish()  # after this nothing can fail
     except BaseException:
@@ -620,11 +626,14 @@ class _Load:
         state: dict[str, Any],
         store: Store | None = None,
     ) -> None:
-        self.engine, self.transform = engine, transform
+        self.engine = engine
         self.state, self._pending, self._generator = check_state(engine, state, batch_size)
         self._saved = saved = self.state["storage"]["state"]
         if store is None and saved.get("schema") is not None:
-            engine.store.source.storage.check_schema(saved["schema"], max(1, int(saved["lanes"])))
+            with readable("this storage"):
+                engine.store.source.storage.check_schema(saved["schema"], max(1, int(saved["lanes"])))
+        with readable("a replay buffer"):
+            self.chain = transform, self.state["transforms"]
         self.made = engine.without_rows(store)
         self._storage: Storage = self.made.store.source.storage
 
@@ -742,7 +751,7 @@ def _moved_sampler(sampler: Sampler, state: dict[str, Any], order: Tensor) -> di
     return found
 
 
-def _check_transforms(chains: Sequence[tuple[Compose, dict[str, Any]]]) -> None:
+def _check_transforms(chains: Sequence[tuple[Compose, Any]]) -> None:
     """Load states into copies of transforms: optimizers may hold the parameters, which are written in the end.
 
     Raises:
@@ -750,7 +759,8 @@ def _check_transforms(chains: Sequence[tuple[Compose, dict[str, Any]]]) -> None:
         OptionError: if a transform with a state cannot be copied.
     """
     for chain, state in chains:
-        tried = copy_part(chain) if state else chain  # one without a state changes nothing
+        bare = isinstance(state, dict) and not state  # without a state nothing is changed
+        tried = chain if bare else copy_part(chain)
         try:
             tried.load_state_dict(state)
         except UNREADABLE as error:
