@@ -702,7 +702,9 @@ class ReplayBuffer(Sampling):
             return
         env_first = storage.ndim > 1 and self._dim_extend == 1
         engine.update_priorities(
-            parse_update(index, priority, generation, storage, sampler.reduce, steps_of(engine), env_first=env_first)
+            parse_update(
+                index, priority, generation, storage, sampler.reduce, partial(steps_of, engine), env_first=env_first
+            )
         )
 
     def __len__(self) -> int:

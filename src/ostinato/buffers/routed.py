@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
@@ -218,7 +219,7 @@ def _set(engines: Sequence[Reader], changes: dict[int, tuple[Any, Any, Any]]) ->
     for i, change in changes.items():
         engine = engines[i]
         sampler = as_sampler(engine.sampler)
-        update = parse_update(*change, engine.storage, sampler.reduce, steps_of(engine))
+        update = parse_update(*change, engine.storage, sampler.reduce, partial(steps_of, engine))
         update.check(sampler, engine.ring.rows, least_index=engine.least_index)
         updates.append((engine, update))
     for engine, update in updates:

@@ -200,7 +200,7 @@ def parse_update(
     generation: Any,
     storage: Indexing,
     reduce: Callable[[Tensor], Tensor],
-    steps: int | None,
+    steps: Callable[[], int | None],
     *,
     env_first: bool = False,
 ) -> PriorityUpdate:
@@ -212,7 +212,7 @@ def parse_update(
         generation: generations; None takes those of a sample.
         storage: how an index names slots.
         reduce: reduces several priorities of a row, `[n, *shape]`, to one.
-        steps: see `steps_of`.
+        steps: see `steps_of`; called where the shape of priorities is not that of the index.
         env_first: whether priorities may be `[num_envs, steps]`, as the data given to `extend`.
 
     Raises:
@@ -244,7 +244,7 @@ def parse_update(
     if isinstance(priority, (int, float)) and not isinstance(priority, bool):  # filled in on the device: no copy to it
         values = torch.full(slots.shape, float(priority), dtype=torch.float64, device=storage.device)
     else:
-        values = read_values(priority, batch, reduce, steps).to(storage.device)
+        values = read_values(priority, batch, reduce, steps()).to(storage.device)
     return PriorityUpdate(slots, values, None if generation is None else read_generations(generation, slots))
 
 

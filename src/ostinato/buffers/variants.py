@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
@@ -169,7 +170,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         found = priorities_of_batch(data, self._priority_key, sampler.reduce, storage.ndim)
         stale = None if engine.direct is None else engine.direct.update_priority(*found)
         if stale is None:
-            engine.update_priorities(parse_update(*found, storage, sampler.reduce, steps_of(engine)))
+            engine.update_priorities(parse_update(*found, storage, sampler.reduce, partial(steps_of, engine)))
         elif stale:
             engine.count_stale(stale)
 

@@ -89,7 +89,7 @@ def parse_shard_update(shards: ShardInfo, index: Any, priority: Any, generation:
     """
     if not _has_priorities(shards):
         return None
-    return _checked(parse_update(index, priority, generation, Slots(), shards.reduce, shards.steps), shards)
+    return _checked(parse_update(index, priority, generation, Slots(), shards.reduce, lambda: shards.steps), shards)
 
 
 def parse_batch_update(shards: ShardInfo, data: Any) -> PriorityUpdate | None:
@@ -97,7 +97,7 @@ def parse_batch_update(shards: ShardInfo, data: Any) -> PriorityUpdate | None:
     if not _has_priorities(shards):
         return None
     found = priorities_of_batch(data, shards.priority_key, shards.reduce, 1)
-    return _checked(parse_update(*found, Slots(), shards.reduce, shards.steps), shards)
+    return _checked(parse_update(*found, Slots(), shards.reduce, lambda: shards.steps), shards)
 
 
 def _has_priorities(shards: ShardInfo) -> bool:
