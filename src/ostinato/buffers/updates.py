@@ -586,10 +586,8 @@ def parse_conditional(
     if (version_key is None) != (version is None):
         msg = "version_key and version must be provided together: the stored field of versions, and the new versions"
         raise OptionError(msg)
-    fields, versions = (
-        {path: _as_column(storage, path, value, batch) for path, value in _as_fields(patch).items()},
-        None,
-    )
+    fields = {path: _as_column(storage, path, value, batch) for path, value in _as_fields(patch).items()}
+    versions: Versions | None = None
     if version_key is not None:
         path = _version_path(version_key, fields)
         given = _as_versions(storage, path, version, prod(batch))

@@ -30,7 +30,7 @@ MAX_VALUE = 2.0**960
 WEIGHT_DTYPES = frozenset({torch.float32, torch.float64})
 """Dtypes of weights that the native extension writes."""
 _FAN = 8
-_DEVICE_FAN = 256  # each level costs about twenty operations, whose start is what takes time on a GPU
+_DEVICE_FAN = 256  # of lazy trees: each level costs about twenty operations, whose start is what takes time on a GPU
 _CPU = torch.device("cpu")
 _MAX_CAPACITY = 2**36
 _MAX_EXPONENT = 2.0
@@ -113,7 +113,7 @@ def read_priorities(priority: Any, batch: tuple[int, ...], steps: int | None) ->
         raise KindError(msg) from None
     require_real(values)
     require_values(values, "priorities")
-    values, shape, n = values.detach(), tuple(values.shape), int(np.prod(batch, dtype=np.int64))
+    values, shape, n = values.detach(), tuple(values.shape), math.prod(batch)
     if values.numel() == 1:
         return values.reshape(())
     check_one_each(shape, batch, steps)
@@ -293,7 +293,7 @@ def make_tree(capacity: int, device: torch.device) -> PriorityTree:
         device: device of slots and values.
     """
     if device != _CPU:
-        return PriorityTree(capacity, device, fan=_DEVICE_FAN, lazy=True)
+        return PriorityTree(capacity, device, lazy=True)
     native = backend.native
     return PriorityTree(capacity, device) if native is None else NativeTree(native.SumTree(capacity))
 
@@ -301,11 +301,11 @@ def make_tree(capacity: int, device: torch.device) -> PriorityTree:
 class PriorityTree:
     """Values of the slots `[0, capacity)`, zero at first; draws slot `i` with probability `value[i] / total`.
 
-    A sum tree in float64 with `fan` children per node. A parent is computed from its children in a fixed order, never
-    incremented, so sums do not drift, and equal leaves give equal totals to the last bit. `lazy` parents are computed
-    before they are read, all of them in a few operations: on a GPU it is the start of an operation that takes time.
-    This class works on any device without a host sync: shapes depend on sizes known to the host alone. On the CPU
-    `NativeTree` gives the same results to the last bit.
+    A sum tree in float64 with eight children per node, 256 in a lazy one. A parent is computed from its children in a
+    fixed order, never incremented, so sums do not drift, and equal leaves give equal totals to the last bit. The
+    parents of a `lazy` tree are computed before they are read, all of them in a few operations: on a GPU it is the
+    start of an operation that takes time. This class works on any device without a host sync: shapes depend on sizes
+    known to the host alone. On the CPU `NativeTree` gives the same results to the last bit.
 
     Not thread-safe: the buffer's lock orders writes and draws. Dtypes, shapes and devices are those of the arguments
     named below; the caller sees to that, and on other devices than the CPU to slots and values as well.
@@ -322,10 +322,9 @@ class PriorityTree:
     native: SumTree | None = None
     """The native tree; None in the implementation in torch."""
 
-    def __init__(self, capacity: int, device: torch.device, *, fan: int = _FAN, lazy: bool = False) -> None:
-        self.capacity = capacity
-        self._fan = fan
-        self._lazy = lazy
+    def __init__(self, capacity: int, device: torch.device, *, lazy: bool = False) -> None:
+        self.capacity, self._lazy = capacity, lazy
+        self._fan = _DEVICE_FAN if lazy else _FAN
         self._stale = False
         self._sums: list[Tensor] = []
         nodes = capacity
@@ -384,8 +383,10 @@ class PriorityTree:
         slots, order = slots.sort(stable=True)
         last = torch.searchsorted(slots, slots, right=True) - 1  # equal slots all write the value of the last one
         self._sums[0].index_copy_(0, slots, values.index_select(0, order).index_select(0, last) + 0.0)
-        self._stale = self._lazy
-        for level in range(1, 1 if self._lazy else len(self._sums)):
+        if self._lazy:
+            self._stale = True
+            return
+        for level in range(1, len(self._sums)):
             slots = slots // self._fan
             if slots.shape[0] >= self._sums[level].shape[0]:
                 self._update_range(level, 0, self._sums[level].shape[0])
@@ -482,8 +483,10 @@ class PriorityTree:
 
     def _update_above(self, begin: int, end: int) -> None:
         """Recompute all nodes above the leaves `[begin, end)`, now or before they are read."""
-        self._stale = self._lazy
-        for level in range(1, 1 if self._lazy else len(self._sums)):
+        if self._lazy:
+            self._stale = True
+            return
+        for level in range(1, len(self._sums)):
             begin, end = begin // self._fan, -(-end // self._fan)
             self._update_range(level, begin, end)
 

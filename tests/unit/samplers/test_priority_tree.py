@@ -28,7 +28,7 @@ leaf = st.one_of(st.just(0.0), st.floats(0, 1e6), st.sampled_from([5e-324, 1e-30
 def make(kind: Kind, capacity: int) -> PriorityTree:
     """A tree on the CPU of the kind asked for."""
     if kind == "wide":  # as on a GPU, whose sums have another order
-        return PriorityTree(capacity, CPU, fan=256, lazy=True)
+        return PriorityTree(capacity, CPU, lazy=True)
     with use_backend(kind):
         tree = make_tree(capacity, CPU)
     assert (tree.native is not None) == (kind == "native")
