@@ -11,6 +11,7 @@ import torch
 
 from ostinato import LazyMemmapStorage, LazyTensorStorage, PrioritizedSampler, RandomSampler, ReplayBuffer
 from ostinato._backend import backend
+from ostinato.core.records import Run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,6 +29,7 @@ __all__ = [
     "end",
     "ids_of",
     "make",
+    "reserve",
     "ring_of",
     "rows",
     "start",
@@ -69,6 +71,12 @@ def make(
 def ring_of(rb: ReplayBuffer) -> SharedRing:
     """The ring behind a shared buffer."""
     return rb.storage.ring  # type: ignore[attr-defined, no-any-return]
+
+
+def reserve(rb: ReplayBuffer, size: int) -> Run:
+    """Reserve slots for rows that are to be committed or abandoned."""
+    ring = ring_of(rb)
+    return ring.record(Run(0, size, ring.capacity))
 
 
 def ids_of(rb: ReplayBuffer) -> list[int]:

@@ -23,7 +23,6 @@ from ostinato.buffers.mixing import (
 )
 from ostinato.buffers.options import check_generator, check_prefetch, own, part, positive
 from ostinato.buffers.queries import slots_in_order
-from ostinato.buffers.reader import Reader
 from ostinato.buffers.replay import ReplayBuffer
 from ostinato.buffers.routed import RoutedBuffer, check_route, require_names
 from ostinato.buffers.stats import BufferStats, combine
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato.buffers.pipeline import Batch
+    from ostinato.buffers.reader import Reader
     from ostinato.buffers.trajectory_view import Trajectory
     from ostinato.core.episodes.tracker import Key
     from ostinato.samplers.ensemble import Ratio, RatioSteps, Rounding, WhenEmpty
@@ -657,7 +657,7 @@ def _mixable(dataset: Any, online: ReplayBuffer) -> bool:
         return False
     sampler = dataset.sampler
     able = (
-        isinstance(dataset._engine, Reader)  # noqa: SLF001
+        not dataset.storage.shared
         and dataset.rate_limiter is None
         and not sampler.counting
         and not (sampler.epochal and sampler.episodes is not None)

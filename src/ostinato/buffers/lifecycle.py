@@ -13,7 +13,7 @@ from ostinato.buffers.part_owners import check_free, forget_rows, record_owner
 from ostinato.buffers.pipeline import Pipeline
 from ostinato.buffers.reader import Reader, make_reader
 from ostinato.buffers.records import Source
-from ostinato.buffers.shared import SharedEngine, goes_shared
+from ostinato.buffers.sharing import draw_apart, goes_shared, share, share_storage
 from ostinato.buffers.views import check_no_views
 from ostinato.errors import OptionError, UsageError
 from ostinato.samplers import RandomSampler, Sampler
@@ -88,17 +88,13 @@ class Lifecycle:
             if given["checkpointer"] is not None:
                 made.checkpointer = given["checkpointer"]
             collate, dim = given["collate_fn"], given["dim_extend"]
-            engine: Reader | SharedEngine = (SharedEngine if given["shared"] or made.shared_init else make_reader)(
-                Source(made, made.default_collate if collate is None else collate),
-                sampler,
-                writer,
-                check_generator(given["generator"]),
-                chain_units(given["sample_unit"]),
-                check_episodes(given["episodes"]),
-                given["rate_limiter"],
-                given["version_key"],
-                given["remover"],
-            )
+            generator, unit = check_generator(given["generator"]), chain_units(given["sample_unit"])
+            limiter, key, remover = given["rate_limiter"], given["version_key"], given["remover"]
+            episodes = check_episodes(given["episodes"])
+            if given["shared"] or made.shared_init:
+                made = share_storage(made, sampler, writer, limiter, key, unit, episodes, remover)
+            source = Source(made, made.default_collate if collate is None else collate)
+            engine = make_reader(source, sampler, writer, generator, unit, episodes, limiter, key, remover)
             factory = given["transform_factory"]
             transform = Compose.of(given["transform"] if factory is None else factory())
             dim = made.ndim - 1 if dim is None else dim
@@ -111,6 +107,7 @@ class Lifecycle:
             self._transform, self._dim_extend, self._engine = transform, dim, engine
             self._pipeline = Pipeline(engine, given["prefetch"] or 0)
             record_owner(engine, sampler, writer)
+            draw_apart(engine)
             self._given = None
 
     @property
@@ -213,7 +210,7 @@ class Lifecycle:
     @property
     def shared(self) -> bool:
         """Whether several processes may write and sample the same rows; see `share`."""
-        return isinstance(self._engine, SharedEngine) if self._given is None else self._given["shared"]
+        return self._engine.storage.shared if self._given is None else self._given["shared"]
 
     def share(self, shared: bool = True) -> Self:  # noqa: FBT001, FBT002
         """Let processes write and sample the same rows from now on, as if the buffer was made with `shared=True`.
@@ -243,11 +240,7 @@ class Lifecycle:
         self._pipeline.settle()
         with self._engine.lock:
             check_no_views(self._engine)
-            depth = self._pipeline.prefetch.depth if self._pipeline.prefetch else 0
-            engine = SharedEngine.of(self._engine, self._pipeline.drop)
-            record_owner(engine, engine.sampler, engine.writer)
-        self._pipeline.close()
-        self._engine, self._pipeline = engine, Pipeline(engine, depth)
+            share(self._engine, self._pipeline.drop)
         return self
 
     def _begin_process(self) -> None:
@@ -281,7 +274,7 @@ class Lifecycle:
             if isinstance(self._engine, Reader):
                 self._engine.store.follow_storage()  # first: it may drop queued draws
             depth = self._pipeline.prefetch.depth if self._pipeline.prefetch else 0
-            queued = self._pipeline.tickets if self._engine.pickles_queue else []
+            queued = [] if self.shared else self._pipeline.tickets  # a process that is started makes its own draws
             return {**self.__dict__, "_pipeline": (depth, queued), "_pass": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -291,6 +284,7 @@ class Lifecycle:
             return
         depth, queued = state["_pipeline"]
         engine = self._engine
+        draw_apart(engine, copied=True)
         drawn = [engine.hold(ticket) for ticket in (*queued, *engine.pending)]
         engine.pending.clear()
         engine.pending.extend(drawn)

@@ -21,7 +21,6 @@ from ostinato.buffers.checkpoint.state import (
 from ostinato.buffers.options import require_tracking
 from ostinato.buffers.pipeline import Pipeline
 from ostinato.buffers.rate_limit import Ask, Waiters
-from ostinato.buffers.reader import Reader
 from ostinato.buffers.records import Draws, Mix
 from ostinato.buffers.replay import ReplayBuffer
 from ostinato.buffers.routed import EnsembleUpdate, read_names, steps_of_all
@@ -50,6 +49,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ostinato.buffers.pipeline import Finish, Prefetcher
+    from ostinato.buffers.reader import Reader
     from ostinato.buffers.records import Rows, Ticket
     from ostinato.buffers.updates import ConditionalUpdateResult
     from ostinato.core.records import Draw
@@ -65,7 +65,7 @@ def reader_of(buffer: ReplayBuffer) -> Reader:
         OptionError: for a shared buffer, or a view.
     """
     engine = buffer._engine  # noqa: SLF001 (one package)
-    if not isinstance(engine, Reader):
+    if engine.storage.shared:
         msg = "the members of an ensemble belong to one process, got a shared buffer: make it without shared=True"
         raise OptionError(msg)
     if not engine.own:

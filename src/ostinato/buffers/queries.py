@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar, 
 import torch
 from torch import Tensor
 
-from ostinato.buffers.shared import SharedEngine
 from ostinato.core import kinds
 from ostinato.core.episodes.continuity import DEFAULT_DONE_KEYS, find_start_stop_traj
 from ostinato.core.episodes.tracker import as_path
@@ -434,7 +433,7 @@ def run_query(
     from ostinato.buffers.trajectory_view import Trajectory
 
     check_predicate(predicate)
-    if isinstance(engine, SharedEngine):
+    if engine.storage.shared:
         msg = "a shared buffer cannot be queried: other processes replace rows meanwhile. Query a copy of its rows"
         raise UsageError(msg)
     with engine.lock:

@@ -10,6 +10,7 @@ import torch
 
 from ostinato.buffers.checkpoint.save import save_buffer
 from ostinato.buffers.checkpoint.state import copy_part, engine_state, load_buffer, load_engine_states
+from ostinato.buffers.drawn_ahead import HeldRows
 from ostinato.buffers.followers import EpisodeRows, begin_sampler, followers
 from ostinato.buffers.options import (
     check_order,
@@ -107,7 +108,7 @@ class Reader(Draws):
         self.queue: Prefetcher | None = None
         self.priority_path: tuple[str, ...] | None = None if own else store.own.priority_path
         self.rows_stale = 0
-        self.stale_updates: int | Tensor = 0
+        self._stale_updates: int | Tensor = 0
         self._episodes: EpisodeRows | None = None
         self.tracker = self.make_tracker(sampler)
         self.check_removal(sampler, store.writer)
@@ -270,6 +271,7 @@ class Reader(Draws):
     def set_sampler(self, sampler: Sampler) -> Sampler:
         """Exchange the sampler; queued draws of the old one are dropped."""
         store = self.store
+        store.require_private("exchange its sampler")
         check_free(sampler, self)
         check_sampler(store.storage, sampler)
         sampler.check_parts(store.storage, store.writer)
@@ -374,11 +376,16 @@ class Reader(Draws):
         """Smallest slot in an index of rows to update; see `Store.least_index`."""
         return self.store.least_index
 
+    @property
+    def stale_updates(self) -> int | Tensor:
+        """Priorities that were dropped because their rows had been replaced."""
+        return self._stale_updates + self.ring.stale_updates
+
     def count_stale(self, count: int) -> None:
         """Count priorities that were dropped because their rows had been replaced."""
         if count:
             with self.lock:
-                self.stale_updates = self.stale_updates + count
+                self._stale_updates = self._stale_updates + count
 
     def _tell_ranked(self, slots: Tensor) -> None:
         for observer in self.store.observers.ranking if self.own else ():
@@ -396,18 +403,20 @@ class Reader(Draws):
                 check_not_negative(slots, least=store.least_index)
             elif store.least_index == 0:
                 slots = torch.where(slots == -1, -2, slots)  # invalid, which `raise_deferred` raises
-            if generations is None:
-                slots = store.present(slots)
             sampler = cast("PrioritySampler", self.sampler)
-            self._tell_ranked(slots)
-            self.stale_updates = self.stale_updates + sampler.update(slots, priorities, generations, self.view())
+            with store.ring.lock:
+                if generations is None:
+                    slots = store.present(slots)
+                self._tell_ranked(slots)
+                self._stale_updates = self._stale_updates + sampler.update(slots, priorities, generations, self.view())
 
     parse_conditional = parse_conditional
 
     def update_present(self, update: ConditionalUpdate) -> ConditionalUpdateResult:
         """Change fields and priorities of the rows of an update that are still there; see `update_if_present`."""
         require_eager("writing rows")
-        with self.lock:
+        self.store.follow_storage()
+        with self.lock, self.ring.lock:
             store, storage = self.store, self.storage
             if not self.sampler.prioritized:
                 require_tracking(store.writer)
@@ -426,7 +435,7 @@ class Reader(Draws):
 
     def reset_priorities(self, index: Any) -> None:
         """Give rows at an index the default priority; rows that have left return."""
-        with self.lock:
+        with self.lock, self.ring.lock:
             store, sampler = self.store, self.sampler
             if not sampler.prioritized and not sampler.leaves:
                 return
@@ -603,8 +612,9 @@ class Reader(Draws):
                 return self.pending.popleft()
             generator = self.generator
             rng = generator.get_state() if ahead and generator is not None else None
-            view = self.store.view(self.sampler, self.tracker)
-            ticket = self.fresh(batch_size, generator, ask.max_age, view)
+            with self.store.ring.lock:
+                view = self.store.view(self.sampler, self.tracker)
+                ticket = self.fresh(batch_size, generator, ask.max_age, view)
             if self.unit is not None or ticket.draw.length or ticket.draw.lengths is not None:
                 ticket = self.expand(ticket, generator, view)
             if rng is not None:
@@ -625,8 +635,9 @@ class Reader(Draws):
         Raises:
             EmptyBufferError: if there are no rows.
         """
-        with self.lock:
-            sampler, ring = self.sampler, self.store.ring
+        ring = self.store.ring
+        with self.lock, ring.lock:
+            sampler = self.sampler
             view = self.view() if view is None else view
             if view.rows == 0 or view.starts is not None:
                 self.check_drawable(view)
@@ -702,7 +713,7 @@ class Reader(Draws):
         """
         draw, each = ticket.draw, ticket.draw.rows_each
         if self.unit is None and each is None:
-            return ticket if self.tracker is None and self.store.left is None else self._unmasked(ticket)
+            return self._unmasked(ticket)
         if ticket.sampler is not self.sampler:
             return None  # the sampler was exchanged
         view = self.view()
@@ -718,9 +729,10 @@ class Reader(Draws):
         A pass without replacement does not draw its rows again: the batch goes without the rows that were replaced.
         """
         draw, view = ticket.draw, self.view()
-        keep = None if view.episodes is None or not view.episodes.masked else view.episodes.ahead(draw.slots) >= 0
-        if self.store.left is not None:
-            keep = self.store.left.allowed(draw.slots)
+        if view.episodes is None:
+            keep = None if view.starts is None else view.starts.allowed(draw.slots)
+        else:
+            keep = view.episodes.ahead(draw.slots) >= 0 if view.episodes.masked else None
         if keep is None or bool(keep.all()):
             return ticket
         if not ticket.sampler.epochal or not bool(keep.any()):
@@ -771,22 +783,30 @@ class Reader(Draws):
             if self._untouched(ticket):
                 raise  # else a writer is at work: look again under the lock
         ring = self.store.ring
-        if ring is ticket.ring and ring.counts.written == ticket.serial:
+        if ring is ticket.ring and ring.unchanged_since(ticket.serial):
             return Rows(source, payload, ticket.serial, ring, ticket)
         return self._gather_again(ticket, source, payload)
 
     def hold(self, ticket: Ticket) -> Ticket:
         """Return a draw made ahead, which keeps its rows as they are now; the caller holds the lock."""
-        return self.store.ahead.add(ticket, self.store.ring)
+        ring = self.store.ring
+        if not self.storage.shared:
+            return self.store.ahead.add(ticket, ring)
+        rows = self.gather(ticket)
+        if rows is None:
+            with ring.lock:  # no process can reserve slots now
+                again = self.fresh(ticket.records.shape[0], self.generator)._replace(rng=ticket.rng)
+                rows = cast("Rows", self.gather(again))
+        return rows.ticket._replace(held=HeldRows(rows.ticket, rows))
 
     def _gather_again(self, ticket: Ticket, source: Source, payload: Any) -> Rows | None:
         """Copy the rows again, under the lock, if one of them was replaced during the first copy."""
         slots, held = ticket.slots_read, ticket.held
-        with self.lock:
+        with self.lock, self.store.ring.lock:
             if held is not None and held.rows is not None:
                 return held.rows
             if payload is None or bool(self._changed(slots, ticket.serial, ticket.ring).any()):
-                if int(slots.max()) >= len(self.storage):
+                if int(slots.max()) >= self.store.ring.rows:
                     return None  # emptied, or given another storage, since the draw
                 if self.sampler.counting:
                     return None  # the rows drawn were counted, not those that have replaced them
@@ -804,7 +824,7 @@ class Reader(Draws):
     def _untouched(self, ticket: Ticket) -> bool:
         """Whether nothing at all was written since a draw."""
         ring = self.store.ring
-        return ring is ticket.ring and ring.written == ticket.serial
+        return ring is ticket.ring and ring.unchanged_since(ticket.serial)
 
     def replaced(self, ticket: Ticket) -> bool:
         """Whether a row that a draw reads was replaced since."""
@@ -818,7 +838,7 @@ class Reader(Draws):
     def deliver(self, ticket: Ticket) -> None:
         """Count the rows of a batch that reached the caller."""
         store, gate = self.store, self.gate
-        with self.lock:
+        with self.lock, store.ring.lock:
             self.counts.drawn += (ticket.draw.slots if ticket.plan is None else ticket.plan.records).shape[0]
             known = ticket.ring is store.ring if gate is None else gate.delivered(ticket, store.ring)
             if known and self.sampler.counting and ticket.sampler is self.sampler:
@@ -840,7 +860,7 @@ class Reader(Draws):
 
     def _is_as_of(self, rows: Rows) -> bool:
         """Whether nothing was written since rows were gathered."""
-        return self.store.ring is rows.ring and self.store.ring.written == rows.serial
+        return self.store.ring is rows.ring and self.store.ring.unchanged_since(rows.serial)
 
     def stale_rows(self, ticket: Ticket, rows: Rows) -> Tensor:
         """Return bool `[R]`: which rows were replaced since they were gathered; the caller holds the lock."""
@@ -856,10 +876,10 @@ class Reader(Draws):
     def state(self, queued: Sequence[Ticket], transform: Compose, batch_size: int | None) -> dict[str, Any]:
         """Return the whole state, with draws that are queued; nothing is copied. The caller holds the lock."""
         store = self.own_store("save or copy the state")
-        if store.storage.writes != store.counts.writes_seen:
-            store.follow_storage()
-            queued = []  # they were dropped
-        return engine_state(self, queued, transform, batch_size)
+        seen = store.storage.writes == store.counts.writes_seen
+        store.follow_storage()
+        with self.ring.lock:
+            return engine_state(self, queued if seen else [], transform, batch_size)
 
     def load_state(self, state: dict[str, Any], transform: Compose, batch_size: int | None) -> None:
         """Restore a state, by copy. If it does not fit, nothing has changed.
@@ -873,7 +893,9 @@ class Reader(Draws):
 
     def save(self, path: str | Path, state: Callable[[], dict[str, Any]], *, incremental: bool) -> None:
         """Save `state()` to a directory; see `ReplayBuffer.dumps`."""
-        self.own_store(f"save a checkpoint to {path}")
+        store = self.own_store(f"save a checkpoint to {path}")
+        if incremental:
+            store.require_private("save with incremental=True, since no process knows all changes")
         save_buffer(path, [self], state, incremental=incremental)
 
     def load(self, path: str | Path, restore: Callable[[dict[str, Any]], None], *, verify: bool, mmap: bool) -> None:

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from ostinato.buffers.drawn_ahead import HeldRows
     from ostinato.buffers.rate_limit import Ask, Gate
     from ostinato.buffers.reader import Reader
-    from ostinato.buffers.shared import SharedEngine
     from ostinato.core.episodes.tracker import EpisodeTracker
     from ostinato.core.records import Draw, Plan
     from ostinato.core.ring import Ring
@@ -24,8 +23,8 @@ if TYPE_CHECKING:
     from ostinato.storages import Storage
     from ostinato.units import SampleUnit
 
-Engine: TypeAlias = "Reader | SharedEngine"
-"""What stands behind a `ReplayBuffer`, in one process or in several. Hold its `lock` to read several attributes."""
+Engine: TypeAlias = "Reader"
+"""What stands behind a `ReplayBuffer`. Hold its `lock` to read several attributes."""
 
 
 class Ticket(NamedTuple):
@@ -98,8 +97,6 @@ class Draws:
     """The counts of a rate limiter, or of a queue."""
     unit: SampleUnit | None = None
     tracker: EpisodeTracker | None = None
-    pickles_queue = True
-    """Whether a copy delivers the draws that are queued."""
     lock: Any
     generator: torch.Generator | None
     pending: deque[Any]

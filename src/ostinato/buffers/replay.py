@@ -272,6 +272,7 @@ class ReplayBuffer(Sampling):
         source = Source(storage, storage.default_collate if collate_fn is None else collate_fn)
         with self._engine.lock:
             store = self._engine.own_store(f"exchange the storage for {type(storage).__name__}")
+            store.require_private("exchange its storage")
             self._pipeline.drop()
             old = store.set_source(source)
         if not self._dim_given:
@@ -587,11 +588,11 @@ class ReplayBuffer(Sampling):
         if not isinstance(given, Observer):
             msg = f"observe() takes an ostinato.Observer, got {type(observer).__name__}: subclass it"
             raise KindError(msg)
-        store = self._engine.own_store("take an observer") if isinstance(self._engine, Reader) else None
-        if store is None:
+        engine: Any = self._engine
+        if not isinstance(engine, Reader):
             msg = f"the rows of this {type(self).__name__} are not all written here: observe a private buffer"
             raise UsageError(msg)
-        store.observe(observer)
+        engine.own_store("take an observer").observe(observer)
 
     @property
     def sample_unit(self) -> SampleUnit | None:

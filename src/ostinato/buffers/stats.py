@@ -104,6 +104,7 @@ def measure(engine: Engine, prefetch: Prefetcher | None) -> BufferStats:
     with engine.lock:
         if engine.sampler.prioritized:
             as_sampler(engine.sampler).raise_deferred()
+        engine.store.follow_storage()
         storage, ring = engine.storage, engine.ring
         rows = engine.rows_present
         known = ring.generations(torch.arange(engine.view().rows, device=storage.device))

@@ -106,7 +106,7 @@ class Store:
         self.ring = Ring(source.storage.capacity, source.storage.device)
         self.settled = False
         """Whether capacity and device are those of rows that are laid out."""
-        self.counts: BufferCounts = make_counts(BufferCounts)
+        self.counts: BufferCounts = source.storage.follow_counts(make_counts(BufferCounts))
         """Rows written and drawn, which native calls count, too."""
         self.storage_followed()
         writer.follow(self.generations_of)
@@ -126,6 +126,7 @@ class Store:
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take a lock of its own; readers that were pickled too join again."""
         self.__dict__.update(state)
+        self.settled = False  # rows in shared memory are found again
         self._begin_threads()
         self.storage_followed()
         self.writer.follow(self.generations_of)
@@ -151,6 +152,16 @@ class Store:
     def storage(self) -> Storage:
         """The storage."""
         return self.source.storage
+
+    def require_private(self, what: str) -> None:
+        """Check that one process alone has the rows and the parts.
+
+        Raises:
+            UsageError: if they are shared.
+        """
+        if self.storage.shared:
+            msg = f"a shared buffer cannot {what}: other processes have its parts and rows, too. Use a private buffer"
+            raise UsageError(msg)
 
     # -- readers and observers ----------------------------------------------------------------------------------------
 
@@ -188,6 +199,7 @@ class Store:
 
     def observe(self, observer: Observer) -> None:
         """Report events to an observer of the user's own from now on, first the rows that are there."""
+        self.require_private("report to an observer, since writes of other processes are not reported")
         with self.lock:
             self.added = (*self.added, observer)
             self.parts_changed()
@@ -207,7 +219,7 @@ class Store:
         values = self._values() if self.added else None
         if tracker is None or rows == 0:
             left = self.left
-            some = None if left is None or not left.free else left
+            some = ring.whole if left is None or not left.free else left
             return View(rows, capacity, cursor, ring, ring.device, None, some, stored, (), values)
         episodes, starts = tracker.view(storage)
         return View(rows, capacity, cursor, ring, ring.device, episodes, starts, stored, tracker.ends, values)
@@ -234,6 +246,8 @@ class Store:
     def follow_storage(self) -> None:
         """Take over what something else has written to the storage, `storage.set` or another buffer; under the lock."""
         storage = self.source.storage
+        if not self.settled and storage.laid_out:
+            self.settle()
         writes = storage.writes - self.counts.writes_seen
         if not writes:
             return
@@ -280,6 +294,7 @@ class Store:
     def set_writer(self, writer: Writer) -> Writer:
         """Exchange the writer; the new one goes on after the newest row."""
         own = self.own
+        self.require_private("exchange its writer")
         check_free(writer, own)
         check_pair(self.storage, writer)
         for reader in self.readers:
@@ -331,11 +346,17 @@ class Store:
                 if not laid_out:
                     self._forget_schema()
                 raise
-            self._put(placement, payload, observers)
-            self.counts.written += rows
-            self.counts.since_empty += rows
-            for observer, what in zip(observers.writing, found, strict=True):
-                observer.written(self, placement, what)
+            ring = self.ring
+            try:
+                placement = self._put(placement, payload, observers)
+                with ring.lock:
+                    if ring.is_current():
+                        for observer, what in zip(observers.writing, found, strict=True):
+                            observer.written(self, placement, what)
+                    ring.commit(self.counts, rows)
+            except BaseException:
+                ring.abandon()
+                raise
             return placement
 
     def _check_first_rows(self, payload: Any, *, laid_out: bool, lead: int) -> None:
@@ -431,38 +452,46 @@ class Store:
         return checked_picks(placement, self.ring.rows, storage.capacity, rows)
 
     def settle(self) -> None:
-        """Follow a storage whose capacity (`num_envs`) or device became known with its first rows."""
-        storage, ring = self.source.storage, self.ring
+        """Follow a storage whose capacity (`num_envs`), device or memory became known with its first rows."""
+        storage = self.source.storage
         for reader in self.readers:
             if reader.generator is not None:
                 check_same_device(reader.generator, storage)
             check_sampler(storage, reader.sampler)
-        if (ring.capacity, ring.device) != (storage.capacity, storage.device):
-            self.ring = Ring(storage.capacity, storage.device, after=ring.written)
+        self.ring = storage.follow_ring(self.ring)
+        self.counts = self.own.counts = storage.follow_counts(self.counts)
+        for reader in self.readers:
+            reader.sampler.share(self.ring)
         self.settled = True
 
-    def _put(self, placement: Placement, payload: Any, observers: Observers) -> None:
-        """Record a placement, then copy its rows: a reader that meets half of them sees other generations."""
+    def _put(self, placement: Placement, payload: Any, observers: Observers) -> Placement:
+        """Record a placement, then copy its rows: a reader that meets half of them sees other generations.
+
+        Returns:
+            The placement, as the ring has it.
+        """
         ring, storage = self.ring, self.source.storage
         for observer in observers.copying:
             observer.before_write(self, placement)
         rows, cursor = ring.rows, ring.cursor
         storage.writes = self.counts.writes_seen = storage.writes + 1
-        ring.record(placement)
+        placement = ring.record(placement)
         try:
             storage.write(placement, payload)
         except BaseException:  # such as too little memory for the table that the first rows allocate
-            if len(storage) == rows:
-                ring.take_back(placement, rows, cursor)
+            if len(storage) == rows and ring.take_back(placement, rows, cursor):
                 self.writer.take_back()
             raise
+        return placement
 
     def move_cursor(self, slot: int) -> None:
         """Write the next rows to `slot`.
 
         Raises:
             SlotError: if a slot between rows would stay empty.
+            UsageError: if other processes write at the cursor.
         """
+        self.require_private("move its cursor")
         with self.lock:
             ring = self.ring
             most = min(ring.rows, ring.capacity - 1)
@@ -485,8 +514,10 @@ class Store:
                 observer.before_removal(self, None)
             self.storage.clear()  # before other parts: it raises if it is read-only
             self.writer.clear()
-            self.counts.since_empty = self.counts.since_empty if keep_count else 0
-            self.ring.clear()
+            with self.ring.lock:
+                since = self.counts.since_empty
+                self.ring.clear()
+                self.counts.since_empty = since if keep_count else 0
             self.storage.writes += 1
             self.storage_followed()
             self.begin_removal()
@@ -507,6 +538,7 @@ class Store:
 
         See `ReplayBuffer.delete`.
         """
+        self.require_private("delete rows, which are in ring order (give them the priority 0, with eps=0)")
         with self.lock:
             self.follow_storage()
             check_deletable(self.storage, self.writer, tracked=self.is_tracked())
@@ -589,10 +621,11 @@ class Store:
 
     def present(self, slots: Tensor) -> Tensor:
         """Return slots with -1 for those of deleted rows."""
-        if not self.own.sampler.leaves and (self.left is None or not self.left.free):
+        whole = self.ring.whole is None and (self.left is None or not self.left.free)
+        if whole and not self.own.sampler.leaves:
             return slots
         known = (slots >= 0) & (slots < self.ring.rows)
-        return torch.where(known & (self.ring.generations(torch.where(known, slots, 0)) == 0), -1, slots)
+        return torch.where(known & (self.ring.generations(torch.where(known, slots, 0)) <= 0), -1, slots)
 
     # -- editing ------------------------------------------------------------------------------------------------------
 
@@ -655,6 +688,7 @@ class Store:
     def generations_of(self, index: Any) -> Tensor:
         """Return the generations of the rows at an index, as samples have them; -1 where there is no row."""
         with self.lock:
+            self.follow_storage()
             return generations_at(self.ring, self.era, index, self.storage)
 
     def read_rows(self, ticket: Ticket) -> Rows:

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     import torch
 
-    from ostinato.buffers.records import Engine
     from ostinato.buffers.replay import ReplayBuffer
     from ostinato.buffers.store import Store
     from ostinato.core.episodes.tracker import Episodes
@@ -46,13 +45,13 @@ class ViewOptions(NamedTuple):
     generator: torch.Generator | None
 
 
-def check_no_views(engine: Engine) -> None:
+def check_no_views(engine: Reader) -> None:
     """Check that one sampler alone draws from rows that are to be shared between processes.
 
     Raises:
         OptionError: if there are views.
     """
-    if isinstance(engine, Reader) and (not engine.own or len(engine.store.readers) > 1):
+    if not engine.own or len(engine.store.readers) > 1:
         msg = (
             "a buffer with views cannot be shared between processes, since writes of other processes are not reported "
             "to the samplers of views: drop the views first, or share a buffer of its own"
@@ -67,7 +66,7 @@ def make_view(buffer: ReplayBuffer, options: ViewOptions) -> dict[str, Any]:
         OptionError: if parts do not go together, or the buffer is shared between processes.
     """
     own = buffer._engine  # noqa: SLF001 (one package)
-    if not isinstance(own, Reader):
+    if own.storage.shared:
         msg = (
             "a buffer that processes share has one sampler, since writes of other processes are not reported to "
             "others: make the view in a buffer without shared=True"

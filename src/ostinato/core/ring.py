@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import RLock
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
@@ -13,6 +14,7 @@ from ostinato.core.records import Run, View
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ostinato.core.counts import BufferCounts
     from ostinato.core.records import Placement
 
 
@@ -41,8 +43,14 @@ class Ring:
         after: serial number of the last row written before; the first row of this ring gets the next one.
     """
 
-    __slots__ = ("_array", "_arrivals", "_patched", "counts", "device")
+    __slots__ = ("_array", "_arrivals", "_patched", "counts", "device", "lock")
 
+    priorities: Tensor | None = None
+    """Memory for priorities that comes with the ring: none."""
+    whole: Any = None
+    """The slots that hold whole rows, where others below `rows` do not: as rows that may be drawn; None if all do."""
+    stale_updates = 0
+    """Priorities of other processes that came too late: none in one process."""
     lost = 0
     """Rows whose writer died: none in one process."""
     repairs = 0
@@ -50,6 +58,8 @@ class Ring:
 
     def __init__(self, capacity: int, device: torch.device | None = None, *, after: int = 0) -> None:
         self.device = device or torch.device("cpu")
+        self.lock: Any = RLock()
+        """Guards what several processes change in a ring that they share; in one process the buffer has its own."""
         self.counts: RingCounts = make_counts(RingCounts)
         """Rows, cursor and serial numbers, which native calls change, too."""
         self.counts.capacity = capacity
@@ -59,6 +69,16 @@ class Ring:
         """For each slot, the generation of its row before edits, as long as `_array`; None if no row was edited."""
         self._patched: Tensor | None = None
         """For each slot, the serial number at the last change that kept the generation; as long as `_array`."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return everything but the lock."""
+        return {name: getattr(self, name) for name in self.__slots__ if name != "lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take a lock of its own."""
+        self.lock = RLock()
+        for name, value in state.items():
+            setattr(self, name, value)
 
     @property
     def capacity(self) -> int:
@@ -90,29 +110,49 @@ class Ring:
         """The arrays that a write changes."""
         return tuple(array for array in (self._array, self._arrivals) if array is not None)
 
-    def record(self, placement: Placement) -> None:
-        """Record that rows are written to the slots of a placement. Cost: O(1) in ring order, else O(rows)."""
+    def record(self, placement: Placement) -> Placement:
+        """Record that rows are about to be written to the slots of a placement, which is returned.
+
+        Cost: O(1) in ring order, else O(rows).
+        """
         if isinstance(placement, Run) and self._array is None:
             start, rows, capacity, skip = placement
             if (start - skip - self.counts.cursor) % capacity == 0:
                 self.counts.written += skip + rows
                 self.counts.rows = max(self.counts.rows, min(start + rows, capacity))
                 self.counts.cursor = (start + rows) % capacity
-                return
+                return placement
         slots = placement.slots_written(self.device)
         self._renumber(slots, self.written + 1 + placement.skip, placement.total)
         if slots.shape[0]:
             self.counts.rows = max(self.rows, placement.end)
             self.counts.cursor = self.rows % self.capacity if placement.cursor is None else placement.cursor
+        return placement
 
-    def take_back(self, placement: Placement, rows: int, cursor: int) -> None:
+    def is_current(self) -> bool:
+        """Whether the rows recorded last are still to come: no other process has cleared the ring since."""
+        return True
+
+    def commit(self, counts: BufferCounts, rows: int) -> None:
+        """Count rows that were written and reported."""
+        counts.written += rows
+        counts.since_empty += rows
+
+    def abandon(self) -> None:
+        """Give up rows that were recorded and not committed."""
+
+    def take_back(self, placement: Placement, rows: int, cursor: int) -> bool:
         """Undo `record` for rows that could not be stored: the ring holds `rows` rows again, and the serials are used.
 
         Serial numbers go on, so that a reader in flight notices slots that were written in part.
+
+        Returns:
+            Whether the writer has to follow.
         """
         if self._array is None:
             self.counts.base += placement.total
         self.counts.rows, self.counts.cursor = rows, cursor
+        return True
 
     def record_edit(self, slots: Tensor) -> None:
         """Record that rows are edited in place, int64 `[n]`; they keep their arrivals.
@@ -231,6 +271,10 @@ class Ring:
     def _in_ring(self, slots: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         newest = self.written - self.cursor + 1
         return slots + np.where(slots < self.cursor, newest, newest - self.capacity)
+
+    def unchanged_since(self, serial: int) -> bool:
+        """Whether nothing was written, patched or emptied after the row with this serial number."""
+        return self.counts.written == serial
 
     def changed(self, slots: Tensor, serial: int) -> Tensor:
         """Return bool: which of `slots` were written, patched or emptied after the row with this serial number."""

@@ -10,10 +10,15 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 
 from ostinato._backend import backend
+from ostinato.core.counts import NEVER
 from ostinato.core.records import Run
+from ostinato.core.ring import Ring
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
+
 
 _DRAWN, _STALE_UPDATES, _REDONE, _PROCESSES, _LOST, _ROWS_WRITTEN, _SINCE_EMPTY, _REPAIRS = range(8)
 
@@ -37,21 +42,25 @@ class SharedRing:
     """
 
     device = torch.device("cpu")
+    in_order = True
+    reserved_from = NEVER
+    """Draws made ahead hold copies of their rows: no write has to be looked at."""
 
     def __init__(self, memory: Tensor, capacity: int, *, prioritized: bool, create: bool) -> None:
         self.capacity = capacity
+        self._serial = 0  # of the rows of this process that are recorded and not committed
         self.nbytes = int(memory.nbytes)
         self._memory = memory
         self.lock: Any = backend.native.SharedRing(memory.data_ptr(), capacity, prioritized, create)  # type: ignore[union-attr]
         self._generations = self._words(self.lock.generations, torch.int64)
-        self.priorities = (
-            self._words(self.lock.priorities, torch.float64)
-            if prioritized
-            else torch.empty(0, dtype=torch.float32, device="cpu")
-        )
-        """Priorities of the slots, float64 `[capacity]`, empty without priorities; a view, guarded by the lock."""
+        self.priorities = self._words(self.lock.priorities, torch.float64) if prioritized else None
+        """Priorities of the slots, float64 `[capacity]`, None without priorities; a view, guarded by the lock."""
         self.tree = self.lock.tree
         """The native sum tree, guarded by the lock; None without priorities."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle a ring without rows: the storage of the copy has the memory."""
+        return Ring, (self.capacity,)
 
     @staticmethod
     def bytes_for(capacity: int, *, prioritized: bool) -> int:
@@ -63,6 +72,11 @@ class SharedRing:
         return self._memory[start : start + 8 * self.capacity].view(dtype)
 
     # -- counts --------------------------------------------------------------------------------------------------------
+
+    @property
+    def counts(self) -> SharedRing:
+        """The ring itself: its numbers are in shared memory."""
+        return self
 
     def state(self) -> tuple[int, int, int, int]:
         """Return what a draw needs.
@@ -104,19 +118,13 @@ class SharedRing:
         self.lock.max_priority = value
 
     @property
-    def drawn(self) -> int:
-        """Rows sampled by all processes."""
-        return int(self.lock.count(_DRAWN))
-
-    @property
     def stale_updates(self) -> int:
         """Priority updates of overwritten rows, from all processes."""
         return int(self.lock.count(_STALE_UPDATES))
 
-    @property
-    def redone(self) -> int:
-        """Batches that were copied again, in all processes."""
-        return int(self.lock.count(_REDONE))
+    def count_stale(self, updates: int) -> None:
+        """Add to `stale_updates`."""
+        self.lock.add(_STALE_UPDATES, updates)
 
     @property
     def lost(self) -> int:
@@ -128,60 +136,50 @@ class SharedRing:
         """Number of repairs after a process died while it held the lock."""
         return int(self.lock.count(_REPAIRS))
 
-    @property
-    def rows_written(self) -> int:
-        """Rows written by all processes."""
-        return int(self.lock.count(_ROWS_WRITTEN))
-
-    @property
-    def rows_since_empty(self) -> int:
-        """Rows written by all processes since the buffer was emptied."""
-        return int(self.lock.count(_SINCE_EMPTY))
-
     def number_process(self) -> int:
         """Return 1, 2, ...: another number in each call of any process."""
         return int(self.lock.add(_PROCESSES, 1)) + 1
 
-    def count_drawn(self, rows: int) -> None:
-        """Add to `drawn`."""
-        self.lock.add(_DRAWN, rows)
-
-    def count_stale(self, updates: int) -> None:
-        """Add to `stale_updates`."""
-        self.lock.add(_STALE_UPDATES, updates)
-
-    def count_redone(self) -> None:
-        """Add 1 to `redone`."""
-        self.lock.add(_REDONE, 1)
-
     # -- writing -------------------------------------------------------------------------------------------------------
 
-    def reserve(self, rows: int) -> tuple[int, Run]:
-        """Reserve slots for a batch. The same thread must `commit` or `abandon` it.
+    def record(self, placement: Run) -> Run:
+        """Reserve slots for the rows of a placement, which the same thread must `commit` or `abandon`.
 
         These are the next slots of the ring. Slots that a living writer is still copying to are skipped.
 
         Returns:
-            The serial number of the first row that is stored, and the slots.
+            The slots.
 
         Raises:
             UsageError: Living writers left no room for 30 s.
         """
-        kept = min(rows, self.capacity)
-        serial, start = self.lock.reserve(kept, rows)
-        return serial, Run(start, kept, self.capacity, rows - kept)
+        kept, skip = placement.rows, placement.skip
+        self._serial, start = self.lock.reserve(kept, kept + skip)
+        return Run(start, kept, self.capacity, skip)
 
-    def is_current(self, serial: int) -> bool:
-        """Return whether the ring was not cleared since these rows were reserved. Needs the lock."""
-        return bool(self.lock.is_current(serial))
+    def is_current(self) -> bool:
+        """Return whether the ring was not cleared since the rows were recorded. Needs the lock."""
+        return bool(self.lock.is_current(self._serial))
 
-    def commit(self, serial: int) -> None:
-        """Make the rows readable: they are complete."""
-        self.lock.commit(serial)
+    def commit(self, counts: Any = None, rows: int = 0) -> None:  # noqa: ARG002
+        """Make the rows recorded readable, and count them: they are complete."""
+        self.lock.commit(self._serial)
 
-    def abandon(self, serial: int) -> None:
-        """Give up a reservation; does nothing after its commit."""
-        self.lock.abandon(serial)
+    def abandon(self) -> None:
+        """Give up the rows recorded; does nothing after their commit."""
+        self.lock.abandon(self._serial)
+
+    def take_back(self, *given: Any) -> bool:  # noqa: ARG002
+        """Return False: rows that could not be stored are given up by `abandon`."""
+        return False
+
+    def take_over(self, rows: int, cursor: int) -> None:
+        """Start with the `rows` rows that a storage holds already, the newest one just before `cursor`."""
+        with self.lock:
+            self.lock.clear(cursor if rows == self.capacity else 0)
+            if rows:
+                self.record(Run(0, rows, self.capacity))
+                self.commit()
 
     def clear(self, cursor: int = 0) -> None:
         """Remove all rows, those that are being written too, and continue at `cursor`."""
@@ -192,11 +190,6 @@ class SharedRing:
     def writers(self) -> int:
         """Number of living writers between reserve and commit. Needs the lock."""
         return int(self.lock.writers())
-
-    def set_counts(self, written: int, since_empty: int, drawn: int) -> None:
-        """Set the counts of a checkpoint. Needs the lock."""
-        for which, count in ((_ROWS_WRITTEN, written), (_SINCE_EMPTY, since_empty), (_DRAWN, drawn)):
-            self.lock.add(which, count - int(self.lock.count(which)))
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
@@ -225,15 +218,102 @@ class SharedRing:
         """Return whether no slot was reserved since this serial number. For a reader, after its copy."""
         return bool(self.lock.unchanged_since(written))
 
-    def changed(self, slots: Tensor, written: int) -> Tensor | None:
-        """Return bool: which slots hold no complete row or a row newer than `written`; None if no slot does."""
+    def changed(self, slots: Tensor, written: int) -> Tensor:
+        """Return bool: which slots hold no complete row or a row newer than `written`."""
         slots = slots.contiguous()
         out = torch.empty_like(slots, dtype=torch.bool)
-        found = self.lock.changed(slots.data_ptr(), slots.numel(), written, out.data_ptr())
-        return out if found else None
+        self.lock.changed(slots.data_ptr(), slots.numel(), written, out.data_ptr())
+        return out
 
     def present(self) -> Tensor:
         """Return the slots that hold complete rows, in order, int64. Cost: O(rows)."""
         rows = self.rows
         out = torch.empty(rows, dtype=torch.int64, device="cpu")
         return out[: self.lock.committed_slots(out.data_ptr(), rows)]
+
+    @property
+    def whole(self) -> WholeRows | None:
+        """The slots that hold complete rows, where others below `rows` do not; None if all do."""
+        return WholeRows(self) if self.state()[1] else None
+
+    def saved_slots(self) -> Tensor:
+        """Return the slots that are saved, int64: all, or the complete ones, the oldest first. Needs the lock."""
+        if not self.state()[1]:
+            return torch.arange(self.rows, device="cpu")
+        slots = self.present()
+        return slots[self.generations(slots).argsort()]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of a `Ring` of the rows that are saved. Copy."""
+        slots = self.saved_slots()
+        cursor = self.cursor if slots.shape[0] == self.rows else slots.shape[0] % self.capacity
+        return {"written": self.written, "base": 0, "cursor": cursor, "array": self.generations(slots)}
+
+
+@final
+class WholeRows:
+    """The rows that may be drawn while writers are at work, or after one has died: those that are complete.
+
+    Args:
+        ring: the ring; the caller holds its lock as long as it uses this.
+    """
+
+    need = 1
+    """Rows of a window: single rows."""
+
+    def __init__(self, ring: SharedRing) -> None:
+        self._ring, self.rows = ring, ring.committed
+
+    def allowed(self, slots: Tensor) -> Tensor:
+        """Return which slots hold complete rows, bool `[n]`."""
+        return self._ring.generations(slots) > 0
+
+    def at(self, ranks: Tensor) -> Tensor:
+        """Return the slots of ranks in `[0, rows)`, int64 `[n]`: the rank, unless the row of that slot is incomplete.
+
+        These take the complete rows in the slots from `rows` on, in order. Cost: O(slots) if there are any.
+        """
+        holes = ~self.allowed(ranks)
+        if not bool(holes.any()):
+            return ranks
+        present, slots = self._ring.present(), ranks[holes]
+        nth = slots - torch.searchsorted(present, slots)  # of the slots without a complete row
+        return ranks.masked_scatter(holes, present[nth + int(torch.searchsorted(present, self.rows))])
+
+
+def _count(which: int) -> Any:
+    """Return a property: a count of all processes."""
+
+    def get(counts: SharedCounts) -> int:
+        ring = counts.ring()
+        return 0 if ring is None else int(ring.lock.count(which))
+
+    def change(counts: SharedCounts, value: int) -> None:
+        ring = counts.ring()
+        if ring is not None:
+            ring.lock.add(which, value - int(ring.lock.count(which)))
+
+    return property(get, change)
+
+
+@final
+class SharedCounts:
+    """What the processes that share a buffer count; see `BufferCounts`. Changed under the lock of the ring.
+
+    Args:
+        ring: returns the ring; None before the first row.
+        counts: counts to go on from, those of a private buffer; others leave what the processes have counted.
+    """
+
+    written = _count(_ROWS_WRITTEN)
+    since_empty = _count(_SINCE_EMPTY)
+    drawn = _count(_DRAWN)
+    redone = _count(_REDONE)
+    writes_seen = 0
+
+    def __init__(self, ring: Callable[[], SharedRing | None], counts: Any) -> None:
+        self.ring = ring
+        self.writes_seen = counts.writes_seen
+        if counts.written:
+            for name in ("written", "since_empty", "drawn", "redone"):
+                setattr(self, name, getattr(counts, name))

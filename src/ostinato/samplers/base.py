@@ -193,6 +193,9 @@ class Sampler(ABC):
     def watch(self, placement: Placement, view: View) -> None:  # noqa: B027
         """Record rows just written, with the view that has them; called in place of `record` if `watches`."""
 
+    def share(self, ring: Any) -> None:  # noqa: B027
+        """Move what is kept of each row to the memory of a ring that processes share."""
+
     def drop_rows(self, slots: Tensor, view: View) -> None:  # noqa: ARG002
         """Record that rows are about to be deleted; `View.starts` does not have them from then on.
 

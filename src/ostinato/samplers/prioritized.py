@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from ostinato.core.eligible import EligibleRows
     from ostinato.core.episodes.table import EpisodeTable
     from ostinato.core.records import Placement, View
+    from ostinato.core.ring import Ring
     from ostinato.core.shared_ring import SharedRing
     from ostinato.samplers.standalone import BareStorage
 
@@ -145,11 +146,22 @@ class PrioritizedSampler(PrioritySampler):
         self._largest_outdated = False
         self._invalid: Tensor | None = None  # bool on a device: whether an update there was invalid
 
-    def share(self, ring: SharedRing) -> None:
-        """Store priorities, values and counts in memory shared with other processes, under the lock of the ring."""
-        self._ring, self._raw = ring, ring.priorities
-        self._tree = NativeTree(ring.tree)
+    def share(self, ring: Ring | SharedRing) -> None:
+        """Keep priorities, values and counts in the memory of a ring that processes share, under its lock.
+
+        Those that the sampler has of a private buffer move there.
+        """
+        if ring.priorities is None or self._ring is ring:
+            return
+        (priorities, values), largest = self._contents(), float(self._find_largest())
+        self._reset()
+        self._ring, self._raw = ring, ring.priorities  # type: ignore[assignment]
+        self._tree = NativeTree(ring.tree)  # type: ignore[union-attr]
         self._slots = self._tree.capacity
+        if priorities.shape[0]:
+            self._raw[: priorities.shape[0]] = priorities
+            self._tree.set(torch.arange(priorities.shape[0], device="cpu"), values)
+            ring.max_priority = largest  # type: ignore[union-attr]
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what is shared: a buffer that arrives in another process shares it again."""
@@ -412,6 +424,9 @@ class PrioritizedSampler(PrioritySampler):
         except (IndexError, ValueError):
             return super().update(slots, priorities, generations, view)  # raises, and names what is invalid
         self.track_largest(given, before, after)
+        if self._ring is not None:
+            self._ring.count_stale(stale)
+            return 0
         return stale
 
     def native_state(self, rows: int, capacity: int) -> tuple[Any, ...] | None:
@@ -452,8 +467,9 @@ class PrioritizedSampler(PrioritySampler):
             raise PriorityError(msg)
 
     def clear(self) -> None:
-        """Discard all priorities, the largest included; those that other processes share stay theirs."""
-        self._reset()
+        """Discard all priorities, the largest included. What processes share is cleared with their ring."""
+        if self._ring is None:
+            self._reset()
 
     # -- without a buffer ----------------------------------------------------------------------------------------------
 
@@ -632,6 +648,8 @@ class PrioritizedSampler(PrioritySampler):
         """Return options, priorities (a view) and values: powers may differ in the last bit between batch sizes."""
         self.raise_deferred()
         priorities, values = self._contents()
+        if self._ring is not None:
+            priorities, values = (part[self._ring.saved_slots()] for part in (priorities, values))
         if self._mask is not None and self.rows:  # the buffer hides rows again after a load: save all as shown
             shown = values_of(priorities, self._eps, self._tree_alpha)
             values = torch.where(self._mask[: self.rows].to(values.device), shown, values)
@@ -653,6 +671,13 @@ class PrioritizedSampler(PrioritySampler):
             CheckpointError: naming what differs.
         """
         require_options(self, state, _OPTIONS)
+        if self._ring is not None and (state["alpha"], state["eps"]) != (self._alpha, self._eps):
+            msg = (
+                f"the checkpoint has alpha={state['alpha']} and eps={state['eps']}, this shared buffer has "
+                f"alpha={self._alpha} and eps={self._eps}, which all its processes keep: make it with those of the "
+                "checkpoint"
+            )
+            raise CheckpointError(msg)
         try:
             check_exponent("beta", state["beta"])
         except OptionError as error:

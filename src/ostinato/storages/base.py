@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import Tensor
 from ostinato.core.index import plain_index, select
 from ostinato.core.kinds import require_eager, show_path
 from ostinato.core.records import Picks, Run
+from ostinato.core.ring import Ring
 from ostinato.durable.progress import BYTES, Progress
 from ostinato.errors import (
     CapacityError,
@@ -29,8 +31,10 @@ from ostinato.storages.columns import owned, pack, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path as FilePath
 
+    from ostinato.core.counts import BufferCounts
     from ostinato.core.episodes.table import EpisodeTable
     from ostinato.core.records import Placement, Plan, Request
     from ostinato.core.rows import Path, Schema
@@ -99,6 +103,8 @@ class Storage(ABC):
     """Whether `load_state_dict` takes files mapped into memory as its rows (`mapped` in the state)."""
     shared_init: bool = False
     """Whether the buffer of this storage is shared between processes from the start."""
+    shared: bool = False
+    """Whether other processes write and read the rows; see `ReplayBuffer.share`."""
     rotates: bool = False
     """Whether `load_state_dict` moves the rows of a full ring to another capacity; see `seam`."""
     exposed: bool = False
@@ -390,12 +396,26 @@ class Storage(ABC):
         """Return the capacity with rows of `num_envs` environments."""
         return self.capacity
 
+    def follow_ring(self, ring: Ring) -> Ring:
+        """Return the ring of a buffer: the one that it has, or a new one for another capacity or device."""
+        if (ring.capacity, ring.device) == (self.capacity, self.device):
+            return ring
+        return Ring(self.capacity, self.device, after=ring.written)
+
+    def follow_counts(self, counts: BufferCounts) -> BufferCounts:
+        """Return what a buffer counts: the counts that it has, or others that go on from them."""
+        return counts
+
     def blank(self) -> Storage:
         """Return another storage with the same options, which a load fills while this one keeps its rows.
 
         The default is a deep copy. A storage that does not need one overrides this and `take`.
         """
         return copy.deepcopy(self)
+
+    def taking(self, filled: Storage) -> AbstractContextManager[None]:  # noqa: ARG002
+        """Return a context in which `take` cannot fail."""
+        return nullcontext()
 
     def take(self, filled: Storage) -> None:
         """Take over the rows of a storage that `blank` returned, and that a load has filled; it is not used afterwards.

@@ -45,6 +45,8 @@ class StorageEnsemble(Group[Storage]):
 
     laid_out = False
     """Whether rows of its own are laid out: never."""
+    shared = False
+    """Whether other processes write and read the rows."""
 
     def __init__(self, *storages: Storage, transforms: Sequence[Any] | None = None) -> None:
         super().__init__(storages, Storage)

@@ -18,20 +18,22 @@ from torch import Tensor
 
 from ostinato._backend import backend
 from ostinato.core.index import is_field, select
-from ostinato.core.records import Request
-from ostinato.core.rows import Schema, as_bits
-from ostinato.core.shared_ring import SharedRing
-from ostinato.errors import CheckpointError, OptionError, SlotError, UsageError
+from ostinato.core.records import Request, Run
+from ostinato.core.rows import Schema
+from ostinato.core.shared_ring import SharedCounts, SharedRing
+from ostinato.errors import OptionError, SlotError, UsageError
 from ostinato.storages.base import Storage
 from ostinato.storages.lazy import LazyMemmapStorage, LazyTensorStorage
 from ostinato.storages.memory import HeapMemory, MappedMemory
-from ostinato.storages.table import read_column
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator
     from pathlib import Path
 
+    from ostinato.core.counts import BufferCounts
+    from ostinato.core.ring import Ring
     from ostinato.storages.columns import Fields
+    from ostinato.storages.table import RowArray
 
 _CPU = torch.device("cpu")
 _PAGE = mmap.ALLOCATIONGRANULARITY
@@ -199,6 +201,8 @@ class Segment:
         return block
 
 
+_ROWS_AT_ONCE = 1 << 16
+"""Rows that are copied together to shared memory."""
 _FREE_TRIES = 3
 """Reads without the lock; if writers overwrite a row in each of them, the next read takes the lock."""
 
@@ -216,15 +220,15 @@ class SharedStorage(LazyTensorStorage):
     All reads are copies of completely written rows.
 
     Args:
-        inner: an empty `LazyTensorStorage` with the capacity and layout; or a `LazyMemmapStorage`, whose files serve
-            this storage from now on. It is closed; the caller lets the ring know of rows in the files.
+        inner: a `LazyTensorStorage` with the capacity and layout, whose rows are copied; or a `LazyMemmapStorage`,
+            whose files serve this storage from now on. It is closed.
         ranked: whether there are priorities.
 
     Raises:
         OptionError: if processes cannot share memory, or the rows of `inner` cannot be shared.
     """
 
-    ring_only = True
+    ring_only = shared = True
     rotates = False
     supports_conditional_update = False
     mappable = False
@@ -233,13 +237,17 @@ class SharedStorage(LazyTensorStorage):
 
     def __init__(self, inner: Storage, *, ranked: bool) -> None:
         require_sharing()
-        given = _checked(inner)
-        schema = given.schema if len(given) else None
+        given, mapped = check_shareable(inner), isinstance(inner, LazyMemmapStorage)
+        rows, cursor, schema = len(given), given.cursor, given.schema if len(given) else None
         self._options, self._ranked = given.in_memory(), ranked
         segment = Segment()  # may raise: `given` then keeps its files
         self._begin(segment, given.hand_over() if isinstance(given, LazyMemmapStorage) else None)
         if schema is not None:
             self.lay_out(schema)
+        if rows and mapped:
+            self.ring.take_over(rows, cursor)
+        elif rows:
+            self.take(given)
 
     def _begin(self, segment: Segment, files: MappedMemory | None) -> None:
         """Take the memory, in which there may be rows."""
@@ -327,6 +335,20 @@ class SharedStorage(LazyTensorStorage):
             msg = "the storage holds no rows yet: write some first"
             raise UsageError(msg)
         return self._ring
+
+    def find_ring(self) -> SharedRing | None:
+        """Return the record of which slots hold rows; None before the first row."""
+        return self._ring if self._find() else None
+
+    def follow_ring(self, ring: Ring) -> Ring:
+        """Return the ring in shared memory, as soon as there is one."""
+        return self.find_ring() or ring  # type: ignore[return-value]
+
+    def follow_counts(self, counts: BufferCounts) -> BufferCounts:
+        """Return the counts of all processes."""
+        known: Any = counts
+        shared: Any = known if isinstance(known, SharedCounts) else SharedCounts(self.find_ring, known)
+        return shared  # type: ignore[no-any-return]
 
     def number_process(self) -> int:
         """Return a number, from 1, that no other call in any process returns."""
@@ -418,40 +440,59 @@ class SharedStorage(LazyTensorStorage):
         payload = self.gather(slots)
         return payload if bool((self.ring.generations(slots) == before).all()) else None
 
-    def snapshot(self, slots: Tensor, cursor: int) -> dict[str, Any]:
-        """Return the state of a `LazyTensorStorage` that holds the rows at `slots`, in this order. Copy.
+    def row_arrays(self) -> list[RowArray]:
+        """Return nothing: writes of other processes are not reported to a save."""
+        return []
 
-        The caller holds the lock of the ring; the slots hold complete rows.
-        """
-        schema, columns = self.schema, dict[str, Tensor]()
-        if schema is not None:
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of a `LazyTensorStorage` with the complete rows, while no process writes. Copy."""
+        state, schema = self.state_header(), self.schema
+        if schema is None:
+            return {**state, "columns": {}}
+        with self.ring.lock:
+            saved, slots = self.ring.state_dict(), self.ring.saved_slots()
             leaves = self.fetch([Request(i, slots) for i in range(len(schema.leaves))])
-            columns = dict(zip(schema.column_names, leaves, strict=True))
-        return {
-            **self.state_header(),
-            "rows": int(slots.shape[0]),
-            "cursor": cursor,
-            "capacity": self.capacity,
-            "columns": columns,
-        }
+        columns = dict(zip(schema.column_names, leaves, strict=True))
+        return {**state, "rows": int(slots.shape[0]), "cursor": saved["cursor"], "columns": columns}
 
-    def rows_of(self, state: dict[str, Any], order: Tensor) -> Any:
-        """Return the rows in a state of a tensor storage, nested, in the given order (int64 `[rows]`); None for none.
+    def blank(self) -> LazyTensorStorage:
+        """Return a storage without rows in memory of this process."""
+        return self._options.in_memory()
+
+    @contextmanager
+    def taking(self, filled: Storage) -> Iterator[None]:
+        """Return a context in which no other process writes, and there is memory for the rows.
 
         Raises:
-            CheckpointError: if their schema differs, or they do not fit.
+            UsageError: while another process is writing.
         """
-        if state["form"] != self.form or state["late"]:
-            msg = "a shared buffer takes the rows of a LazyTensorStorage, without fields added later"
-            raise CheckpointError(msg)
-        if state.get("objects"):
-            msg = f"processes cannot share Python objects, and the checkpoint holds the fields {list(state['objects'])}"
-            raise CheckpointError(msg)
-        if state["schema"] is None:
-            return None
-        schema, _, sources = self.open_state(state)
-        leaves = [as_bits(x)[order].view(x.dtype) for x in map(read_column, sources.values())]
-        return schema.build(leaves, order.shape, self.device) if order.shape[0] else None
+        if filled.schema is not None:
+            self.lay_out(filled.schema)
+        if not self._find():
+            yield
+            return
+        with self.ring.lock:
+            if self.ring.writers:
+                msg = (
+                    f"{self.ring.writers} writers are at work: load into a shared buffer while no process writes to it"
+                )
+                raise UsageError(msg)
+            yield
+
+    def take(self, filled: Storage) -> None:
+        """Copy rows to the shared memory, in place of those there."""
+        rows = len(filled)
+        if not self._find():
+            return
+        ring = self.ring
+        with ring.lock:
+            ring.clear(filled.cursor if rows == self.capacity else 0)
+            if not rows:
+                return
+            slots = ring.record(Run(0, rows, self.capacity)).slots(_CPU)
+            for part in slots.split(_ROWS_AT_ONCE):  # type: ignore[no-untyped-call]
+                self.write(Run(int(part[0]), part.shape[0], self.capacity), filled.gather(part))
+            ring.commit()
 
     def clear(self) -> None:
         """Remove all rows; keep schema and memory."""
@@ -482,13 +523,12 @@ class SharedStorage(LazyTensorStorage):
         """Raise: rows of a shared buffer are written by `add` and `extend` only."""
         raise_edit()
 
-    def state_dict(self) -> NoReturn:
-        """Raise: the storage is saved with its buffer."""
-        raise_state()
-
     def load_state_dict(self, state: dict[str, Any]) -> NoReturn:  # noqa: ARG002
-        """Raise: the storage is saved with its buffer."""
-        raise_state()
+        """Raise: rows and their priorities are loaded together."""
+        msg = (
+            "rows are loaded into a shared buffer with their priorities: use load_state_dict() or loads() of the buffer"
+        )
+        raise UsageError(msg)
 
 
 def raise_edit() -> NoReturn:
@@ -498,16 +538,6 @@ def raise_edit() -> NoReturn:
         UsageError: always.
     """
     msg = "rows of a shared buffer cannot be edited in place: write new rows with add() or extend()"
-    raise UsageError(msg)
-
-
-def raise_state() -> NoReturn:
-    """Raise for saves and loads of a storage without its buffer.
-
-    Raises:
-        UsageError: always.
-    """
-    msg = "the storage of a shared buffer is saved with the buffer: use the buffer's dumps() or state_dict()"
     raise UsageError(msg)
 
 
@@ -524,17 +554,6 @@ def check_shareable(storage: Storage) -> LazyTensorStorage:
         )
         raise OptionError(msg)
     _raise_private(storage, storage.why_private)
-    return storage
-
-
-def _checked(inner: Storage) -> LazyTensorStorage:
-    """Return a storage that can be the inner one.
-
-    Raises:
-        OptionError: if it cannot; the message says why.
-    """
-    storage = check_shareable(inner)
-    _raise_private(storage, "rows" if storage.laid_out and type(storage) is LazyTensorStorage else None)
     return storage
 
 

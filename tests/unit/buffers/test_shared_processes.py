@@ -15,7 +15,7 @@ import torch
 
 from ostinato.errors import UsageError
 
-from ...sharing import AVAILABLE, LIMIT_S, check_ring, check_rows, die, end, ids_of, make, ring_of, rows, start
+from ...sharing import AVAILABLE, LIMIT_S, check_ring, check_rows, die, end, ids_of, make, reserve, ring_of, rows, start
 from ...stats.chi_square import p_value
 
 if TYPE_CHECKING:
@@ -30,8 +30,7 @@ LEAST_P = 1e-4
 
 def die_writing(rb: ReplayBuffer, size: int) -> None:
     """Die between reserve and commit, half of the bytes written."""
-    ring = ring_of(rb)
-    _, run = ring.reserve(size)
+    run = reserve(rb, size)
     payload, _ = rb.storage.admit(rows(range(-size, 0)), 1)
     rb.storage.write(run._replace(rows=size // 2), payload)
     die()
@@ -64,7 +63,7 @@ def test_a_writer_that_dies_between_reserve_and_commit_costs_its_own_rows() -> N
 
 
 def die_in_the_lock(rb: ReplayBuffer, at: str) -> None:
-    ring = ring_of(rb)
+    ring: Any = ring_of(rb)
     with ring.lock:
         if at == "leaves":  # priorities and leaves are new, the nodes above them are not
             ring.priorities[:20] = 100.0
@@ -72,12 +71,12 @@ def die_in_the_lock(rb: ReplayBuffer, at: str) -> None:
         elif at == "nodes":
             ring._memory.view(torch.float64)[_leaves(rb) + 40 :] = 7.0
         elif at == "commit":
-            serial, run = ring.reserve(10)
+            run = reserve(rb, 10)
             rb.sampler.record_rows(run, None, rb._engine.view())  # type: ignore[attr-defined]
-            ring.commit(serial)
+            ring.commit()
             ring._generations[:5] = -ring._generations[:5]  # five of ten are committed
         elif at == "reserve":
-            ring.reserve(10)
+            reserve(rb, 10)
         die()
 
 
@@ -146,13 +145,12 @@ def test_kills_at_any_moment_leave_all_in_order(rounds: int, ranked: bool, mappe
 
 def hold(rb: ReplayBuffer, size: int, pipe: Any) -> None:
     """Write slowly: reserve, wait for a word, copy, commit."""
-    ring = ring_of(rb)
-    serial, run = ring.reserve(size)
+    run = reserve(rb, size)
     pipe.send(run.start)
     pipe.recv()
     payload, _ = rb.storage.admit(rows(range(-size, 0)), 1)
     rb.storage.write(run, payload)
-    ring.commit(serial)
+    ring_of(rb).commit()
 
 
 def test_a_writer_that_is_slow_is_passed_over_while_there_is_room() -> None:
@@ -210,9 +208,10 @@ def sample_and_die(rb: ReplayBuffer) -> None:
 
 def test_a_reader_that_dies_changes_nothing() -> None:
     rb = make(40, ranked=True, fill=40)
-    before = ring_of(rb).priorities.clone()
+    sampler: Any = rb.sampler
+    before = sampler.priorities
     end(start(sample_and_die, rb), -signal.SIGKILL)
-    assert torch.equal(ring_of(rb).priorities, before)
+    assert torch.equal(sampler.priorities, before)
     rb.extend(rows(range(40, 50)))
     check_rows(rb.sample())
     assert sorted(ids_of(rb)) == list(range(10, 50))

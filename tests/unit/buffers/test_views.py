@@ -238,7 +238,7 @@ def test_what_a_view_cannot_do(tmp_path: Path) -> None:
     with pytest.raises(KeyMissingError) as kept:  # the error keeps what it left behind
         rb.view(sampler=PrioritizedSliceSampler(20, 0.5, 0.5, slice_len=2, end_key="no"))
     assert str(kept.value)
-    assert len(rb._engine.store.readers) == 2  # type: ignore[union-attr]
+    assert len(rb._engine.store.readers) == 2
 
 
 def test_a_write_that_a_view_cannot_follow_changes_nothing() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, final
 
@@ -172,15 +173,19 @@ def _reader_state(
     engine: Reader, queued: Sequence[Ticket], transform: Compose, batch_size: int | None
 ) -> dict[str, Any]:
     """Return what a buffer or a view has of its own: sampler, queued draws, generator, transforms, episodes."""
+    drawn = [*queued, *engine.pending]
+    generator = None if engine.generator is None else engine.generator.get_state()
+    if engine.storage.shared and drawn:  # their rows are replaced meanwhile: a load makes other draws
+        generator, drawn = drawn[0].rng, []
     return {
         "sampler": _part_state(engine.sampler),
         "rows_drawn": engine.rows_drawn,
-        "generator": None if engine.generator is None else engine.generator.get_state(),
+        "generator": generator,
         "transforms": transform.state_dict(),
         "batch_size": batch_size,
         "unit": _unit_name(engine),
-        "pending": [show_ticket(ticket, engine) for ticket in (*queued, *engine.pending)],
-        **({} if engine.gate is None else {"flow": engine.gate.state((*queued, *engine.pending))}),
+        "pending": [show_ticket(ticket, engine) for ticket in drawn],
+        **({} if engine.gate is None else {"flow": engine.gate.state(drawn)}),
         **({} if engine.tracker is None else {"episodes": engine.tracker.state_dict(engine.storage)}),
     }
 
@@ -280,8 +285,11 @@ def _check_parts(engine: Reader, state: dict[str, Any]) -> None:
     if observers != [type(observer).__name__ for observer in store.added]:
         msg = f"the checkpoint is of a buffer with the observers {observers}: add the same ones (rb.observe) first"
         raise CheckpointError(msg)
-    if engine.tracker is not None and "deleted" in state and len(state["deleted"]):
-        msg = "the checkpoint's rows were deleted one by one, this buffer, or a view of it, has windows or episodes"
+    if "deleted" in state and (engine.tracker is not None or engine.storage.shared):
+        msg = (
+            "the checkpoint's rows were deleted one by one, this buffer, or a view of it, is shared or has windows or "
+            "episodes"
+        )
         raise CheckpointError(msg)
 
 
@@ -311,6 +319,9 @@ def check_queued(state: dict[str, Any], engine: Reader, batch_size: int | None) 
     Raises:
         CheckpointError: if they are not.
     """
+    if state["pending"] and engine.storage.shared:
+        msg = "the checkpoint holds queued draws, which a shared buffer cannot take: save it without prefetch"
+        raise CheckpointError(msg)
     for what, saved, mine in (
         ("sample_unit", state.get("unit"), _unit_name(engine)),
         ("batch_size", state["batch_size"], batch_size),
@@ -581,6 +592,7 @@ def load_engine_states(
         StorageMemoryError: if there is too little memory for the rows beside those that the buffers hold.
     """
     loads: list[_Load] = []
+    taking = ExitStack()
     try:
         for (engine, transform, batch_size), state in zip(targets, states, strict=True):
             loads.append(whole := _Load(engine, transform, batch_size, state))
@@ -594,19 +606,27 @@ def load_engine_states(
         found = [[revive(m, _of(m, ticket)) for ticket in queue] for m, queue in zip(made, queues, strict=False)]
         chains = [load.chain for load in loads] + [*transforms]
         _check_transforms(chains)
+        _take(taking, loads)
         progress.finish()  # after this nothing can fail
     except BaseException:
+        taking.close()
         for load in loads:
             if load.made.own:
                 clear_filled([load.made.storage], [load.engine.storage])
         raise
-    for transform, state in chains:
-        if state:
-            transform.load_state_dict(state)
-    for load in loads:
-        load.exchange()
+    with taking:
+        for transform, state in chains:
+            if state:
+                transform.load_state_dict(state)
+        for load in loads:
+            load.exchange()
     pairs = zip(targets, found, strict=False)
     return [[None if one is None else _of(engine, one) for one in queue] for (engine, *_), queue in pairs]
+
+
+def _take(stack: ExitStack, loads: Sequence[_Load]) -> None:
+    for load in loads:
+        stack.enter_context(load.engine.storage.taking(load.made.storage))
 
 
 @final
@@ -715,7 +735,8 @@ class _Load:
         engine, made = self.engine, self.made
         store = engine.store
         if engine.own:
-            store.era += store.ring.written > 0  # batches drawn before are of other rows
+            # batches drawn before are of other rows; a ring of several processes goes on, instead
+            store.era += store.ring.written > 0 and not store.storage.shared
             for name in _EXCHANGED:
                 setattr(store, name, getattr(made.store, name))
             store.source.storage.take(self._storage)
@@ -727,6 +748,8 @@ class _Load:
         vars(engine.sampler).update(vars(made.sampler))
         engine.counts, engine.tracker, engine.gate = made.counts, made.tracker, made.gate
         engine.follow()
+        if engine.own and store.storage.laid_out:
+            store.settle()
         if engine.queue is not None:
             engine.queue.clear()
         engine.pending.clear()
