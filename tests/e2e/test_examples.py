@@ -121,7 +121,7 @@ def test_every_example_is_tested_and_in_the_gallery() -> None:
 def test_actors_and_one_learner_work_together(tmp_path: Path) -> None:
     command = [sys.executable, str(EXAMPLES / f"{RAY}.py"), "--quick"]
     text = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
-    assert text.splitlines()[-1] == f"picture: {RAY}.png"
+    assert f"picture: {RAY}.png" in text.splitlines()  # Ray may have the last word
     check_picture(tmp_path / f"{RAY}.png")
     assert PROGRESS.search(text)
     found = re.search(r"([\d,]+) rows written, ([\d,]+) drawn", text)
