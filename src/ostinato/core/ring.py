@@ -336,8 +336,9 @@ class Ring:
         counts.rows, counts.in_order = rows, array is None
         self._patched = None
         with torch.inference_mode(mode=False):  # changed in place in any mode
-            self._array = None if array is None else array.to(self.device, torch.int64).clone()
-            self._arrivals = state["arrivals"].to(self.device).clone() if "arrivals" in state else None
+            own = slice(self.capacity)  # a larger ring may have had an array with more slots
+            self._array = None if array is None else array[own].to(self.device, torch.int64).clone()
+            self._arrivals = state["arrivals"][own].to(self.device).clone() if "arrivals" in state else None
 
     def _allocated(self, needed: int) -> Tensor:
         """Return the generations of at least `needed` slots; the array doubles: a list storage may have no bound."""

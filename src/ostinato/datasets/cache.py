@@ -195,11 +195,10 @@ class RowCache:
         if not self.capacity:
             return
         with self._lock:
-            new = np.flatnonzero(self._places[rows] == 0)
+            once = np.sort(np.unique(rows, return_index=True)[1])
+            new = once[self._places[rows[once]] == 0]
             self._time += 1
             for i in new[: self.capacity].tolist():
-                if self._places[rows[i]]:  # it is there twice
-                    continue
                 place = self._free_place()
                 np.copyto(self._slab[place], values[at[i]])
                 self._places[rows[i]] = place + 1
