@@ -281,7 +281,7 @@ class Lifecycle:
             if isinstance(self._engine, Reader):
                 self._engine.store.follow_storage()  # first: it may drop queued draws
             depth = self._pipeline.prefetch.depth if self._pipeline.prefetch else 0
-            queued = self._pipeline.tickets if self._engine.pickles_queue else []
+            queued = self._pipeline.draws if self._engine.pickles_queue else []
             return {**self.__dict__, "_pipeline": (depth, queued), "_pass": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -291,7 +291,7 @@ class Lifecycle:
             return
         depth, queued = state["_pipeline"]
         engine = self._engine
-        drawn = [engine.hold(ticket) for ticket in (*queued, *engine.pending)]
+        drawn = [engine.hold(draw) for draw in (*queued, *engine.pending)]
         engine.pending.clear()
         engine.pending.extend(drawn)
         self._pipeline = self._pipeline_class(self._engine, depth)

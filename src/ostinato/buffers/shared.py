@@ -21,7 +21,7 @@ from ostinato.buffers.checkpoint.state import (
 from ostinato.buffers.drawn_ahead import HeldRows
 from ostinato.buffers.part_owners import record_owner
 from ostinato.buffers.rate_limit import Ask, Stock, Waiters
-from ostinato.buffers.records import Draws, Rows, Source, Ticket
+from ostinato.buffers.records import Draws, Rows, Source
 from ostinato.buffers.updates import as_sampler, check_sampler, generations_at, parse_conditional, priorities_of_rows
 from ostinato.core.kinds import require_eager
 from ostinato.core.records import Draw, Run, View
@@ -185,7 +185,7 @@ class SharedEngine(Draws):
         self.waiters = Waiters()
         self.lock = self.waiters.lock
         self.saves = Saves()
-        self.pending: deque[Ticket] = deque()
+        self.pending: deque[Draw] = deque()
         self._process = os.getpid()
         self._writer.follow(self.generations_of)
         self._begun = False
@@ -414,7 +414,7 @@ class SharedEngine(Draws):
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
-    def draw(self, batch_size: int, *, ahead: bool = False, ask: Ask = _PLAIN) -> Ticket:  # noqa: ARG002
+    def draw(self, batch_size: int, *, ahead: bool = False, ask: Ask = _PLAIN) -> Draw:  # noqa: ARG002
         """Draw slots that hold whole rows; see `Reader.draw`. Nothing can be asked for besides."""
         with self.lock:
             if self._process != os.getpid():
@@ -425,13 +425,13 @@ class SharedEngine(Draws):
             draw, written = self._fresh(batch_size)
             if draw.generations is None and self._writer.tracks_generations:
                 draw = draw._replace(generations=self._ring.generations(draw.slots))
-            ticket = Ticket(draw, written, False, self._ring, self.sampler, rng)  # noqa: FBT003
-            return self.hold(ticket) if ahead else ticket
+            draw = draw._replace(serial=written, ring=self._ring, sampler=self.sampler, rng=rng)
+            return self.hold(draw) if ahead else draw
 
-    def hold(self, ticket: Ticket) -> Ticket:
+    def hold(self, draw: Draw) -> Draw:
         """Return a draw made ahead with its rows, copied now: other processes may replace them at any time."""
-        rows = self.gather(ticket)
-        return rows.ticket._replace(held=HeldRows(rows.ticket, rows))
+        rows = self.gather(draw)
+        return rows.draw._replace(held=HeldRows(rows.draw, rows))
 
     def can_draw(self, rows: int) -> bool:  # noqa: ARG002
         """Whether there is a whole row."""
@@ -473,28 +473,28 @@ class SharedEngine(Draws):
         slots[empty] = present[torch.randint(0, present.shape[0], (count,), generator=self.generator, device="cpu")]
         return draw
 
-    def gather(self, ticket: Ticket) -> Rows:
-        """Copy the rows of a ticket; where some were replaced since the draw, copy again what is there now."""
-        if ticket.held is not None and ticket.held.rows is not None:
-            return ticket.held.rows
+    def gather(self, draw: Draw) -> Rows:
+        """Copy the rows of a draw; where some were replaced since the draw, copy again what is there now."""
+        if draw.held is not None and draw.held.rows is not None:
+            return draw.held.rows
         for _ in range(_FREE_TRIES):
-            payload = self._storage.gather(ticket.draw.slots, pin=self.pin)
-            again = self._again(ticket)
+            payload = self._storage.gather(draw.slots, pin=self.pin)
+            again = self._again(draw)
             if again is None:
-                return Rows(self.source, payload, ticket.serial, ticket.ring, ticket)
-            ticket = again
+                return Rows(self.source, payload, draw.serial, draw.ring, draw)
+            draw = again
         with self.lock, self._ring.lock:  # no process can reserve slots now
-            ticket = self._again(ticket) or ticket
-            payload = self._storage.gather(ticket.draw.slots, pin=self.pin)
-        return Rows(self.source, payload, ticket.serial, ticket.ring, ticket)
+            draw = self._again(draw) or draw
+            payload = self._storage.gather(draw.slots, pin=self.pin)
+        return Rows(self.source, payload, draw.serial, draw.ring, draw)
 
-    def _again(self, ticket: Ticket) -> Ticket | None:
+    def _again(self, draw: Draw) -> Draw | None:
         """Return what to copy instead, None if nothing was replaced; slots that hold no whole row are drawn again."""
-        ring, draw = self._ring, ticket.draw
-        if ring.unchanged_since(ticket.serial):
+        ring = self._ring
+        if ring.unchanged_since(draw.serial):
             return None
         written = ring.written
-        changed = ring.changed(draw.slots, ticket.serial)
+        changed = ring.changed(draw.slots, draw.serial)
         if changed is None:
             return None
         ring.count_redone()
@@ -508,17 +508,17 @@ class SharedEngine(Draws):
                 draw = draw._replace(weights=draw.weights.masked_scatter(empty, other.weights))
         if draw.generations is not None:
             draw = draw._replace(generations=ring.generations(draw.slots))
-        return ticket._replace(draw=draw, serial=written)
+        return draw._replace(serial=written)
 
-    def deliver(self, ticket: Ticket) -> None:
+    def deliver(self, draw: Draw) -> None:
         """Count the rows of a batch that reached the caller."""
-        self._ring.count_drawn(ticket.records.shape[0])
+        self._ring.count_drawn(draw.records.shape[0])
 
-    def stale(self, ticket: Ticket, rows: Rows) -> Tensor:
+    def stale(self, draw: Draw, rows: Rows) -> Tensor:
         """Return bool `[R]`: which rows were replaced since they were gathered."""
-        changed = self._ring.changed(ticket.records, rows.serial)
+        changed = self._ring.changed(draw.records, rows.serial)
         if changed is None:
-            return torch.zeros_like(ticket.records, dtype=torch.bool)
+            return torch.zeros_like(draw.records, dtype=torch.bool)
         self.rows_stale += int(changed.sum())
         return changed
 
@@ -559,7 +559,7 @@ class SharedEngine(Draws):
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
-    def state(self, queued: Sequence[Ticket], transform: Compose, batch_size: int | None) -> dict[str, Any]:
+    def state(self, queued: Sequence[Draw], transform: Compose, batch_size: int | None) -> dict[str, Any]:
         """Return the whole state, copied at one moment, while no process reserves or commits.
 
         Rows that are being written are not part of it. Where there are such, or a writer has died, rows are saved from
