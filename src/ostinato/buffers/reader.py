@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from ostinato.buffers.drawn_ahead import HeldRows
     from ostinato.buffers.observer import Incoming, Observer
     from ostinato.buffers.pipeline import Prefetcher
     from ostinato.buffers.rate_limit import RateLimiter
@@ -760,7 +761,7 @@ class Reader(Draws):
 
         The rows of a draw made ahead are those at the draw.
         """
-        held = draw.held
+        held: HeldRows | None = draw.held
         if held is not None and held.rows is not None:
             return held.rows
         source = self.store.source
@@ -781,7 +782,8 @@ class Reader(Draws):
 
     def _gather_again(self, draw: Draw, source: Source, payload: Any) -> Rows | None:
         """Copy the rows again, under the lock, if one of them was replaced during the first copy."""
-        slots, held = draw.slots_read, draw.held
+        slots = draw.slots_read
+        held: HeldRows | None = draw.held
         with self.lock:
             if held is not None and held.rows is not None:
                 return held.rows

@@ -93,7 +93,7 @@ class Rows(NamedTuple):
     source: Source
     payload: Any
     serial: int
-    ring: Ring | SharedRing
+    ring: Ring | SharedRing | None
     draw: Draw
     """The draw; its generations and plan are those of the rows gathered."""
     stale: Tensor | None = None

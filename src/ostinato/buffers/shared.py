@@ -475,8 +475,9 @@ class SharedEngine(Draws):
 
     def gather(self, draw: Draw) -> Rows:
         """Copy the rows of a draw; where some were replaced since the draw, copy again what is there now."""
-        if draw.held is not None and draw.held.rows is not None:
-            return draw.held.rows
+        held: HeldRows | None = draw.held
+        if held is not None and held.rows is not None:
+            return held.rows
         for _ in range(_FREE_TRIES):
             payload = self._storage.gather(draw.slots, pin=self.pin)
             again = self._again(draw)
