@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ostinato.buffers.records import Rows, Ticket
+    from ostinato.buffers.records import Rows
     from ostinato.buffers.store import Store
-    from ostinato.core.records import Placement
+    from ostinato.core.records import Draw, Placement
     from ostinato.core.ring import Ring
 
 
@@ -32,14 +32,14 @@ class HeldRows:
     """The rows of a draw made ahead, once they were copied because the buffer was about to change them.
 
     Args:
-        ticket: the draw.
+        draw: whose rows they are.
         rows: its rows; None as long as the buffer has them unchanged.
     """
 
-    __slots__ = ("__weakref__", "rows", "ticket")
+    __slots__ = ("__weakref__", "draw", "rows")
 
-    def __init__(self, ticket: Ticket, rows: Rows | None = None) -> None:
-        self.ticket = ticket
+    def __init__(self, draw: Draw, rows: Rows | None = None) -> None:
+        self.draw = draw
         self.rows = rows
 
 
@@ -59,13 +59,13 @@ class DrawnAhead(Observer):
         """Whether there are such draws."""
         return len(self._draws) > 0
 
-    def add(self, ticket: Ticket, ring: Ring) -> Ticket:
+    def add(self, draw: Draw, ring: Ring) -> Draw:
         """Return a draw that keeps its rows as they are now."""
-        held = ticket.held or HeldRows(ticket)
+        held = draw.held or HeldRows(draw)
         if held.rows is None:
             self._draws.add(held)
-            ring.counts.reserved_from = min(ring.counts.reserved_from, _first_write(ticket, ring))
-        return ticket._replace(held=held)
+            ring.counts.reserved_from = min(ring.counts.reserved_from, _first_write(draw, ring))
+        return draw._replace(held=held)
 
     def direct(self, store: Store) -> bool:  # noqa: ARG002
         """Return True: native calls leave writes that replace a row of a draw (`RingCounts.reserved_from`)."""
@@ -85,9 +85,9 @@ class DrawnAhead(Observer):
             return
         waiting: list[HeldRows] = []
         for held in self._live(ring):
-            distance = (held.ticket.slots_read - placement.start).remainder(ring.capacity)
+            distance = (held.draw.slots_read - placement.start).remainder(ring.capacity)
             if _may_hold(distance < placement.rows):
-                held.rows = store.read_rows(held.ticket)
+                held.rows = store.read_rows(held.draw)
             else:
                 waiting.append(held)
         self._keep(waiting, ring)
@@ -102,8 +102,8 @@ class DrawnAhead(Observer):
         """Copy rows that leave, int64 `[n]`; None stands for all rows."""
         waiting: list[HeldRows] = []
         for held in self._live(store.ring):
-            if slots is None or _may_hold(torch.isin(held.ticket.slots_read, slots)):
-                held.rows = store.read_rows(held.ticket)
+            if slots is None or _may_hold(torch.isin(held.draw.slots_read, slots)):
+                held.rows = store.read_rows(held.draw)
             else:
                 waiting.append(held)
         self._keep(waiting, store.ring)
@@ -118,11 +118,11 @@ class DrawnAhead(Observer):
 
     def _live(self, ring: Ring) -> Iterator[HeldRows]:
         """Return the draws of this ring whose rows have not been copied."""
-        return (held for held in self._draws if held.rows is None and held.ticket.ring is ring)
+        return (held for held in self._draws if held.rows is None and held.draw.ring is ring)
 
     def _keep(self, waiting: list[HeldRows], ring: Ring) -> None:
         self._draws = WeakSet(waiting)
-        ring.counts.reserved_from = min((_first_write(held.ticket, ring) for held in waiting), default=NEVER)
+        ring.counts.reserved_from = min((_first_write(held.draw, ring) for held in waiting), default=NEVER)
 
 
 def _may_hold(found: Tensor) -> bool:
@@ -130,12 +130,12 @@ def _may_hold(found: Tensor) -> bool:
     return not found.is_cpu or bool(found.any())
 
 
-def _first_write(ticket: Ticket, ring: Ring) -> int:
+def _first_write(draw: Draw, ring: Ring) -> int:
     """Return the serial number of the first row that replaces one of a draw, if rows are written in ring order.
 
     0 for slots on an accelerator, whose values the host would have to wait for.
     """
-    if not ticket.slots_read.is_cpu:
+    if not draw.slots_read.is_cpu:
         return 0
-    distance = int((ticket.slots_read - ring.cursor).remainder(ring.capacity).min())
+    distance = int((draw.slots_read - ring.cursor).remainder(ring.capacity).min())
     return min(ring.written + 1 + distance, NEVER)

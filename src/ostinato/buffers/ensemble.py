@@ -360,7 +360,7 @@ class ReplayBufferEnsemble(RoutedBuffer):
 
     # -- batches ----------------------------------------------------------------------------------------------
 
-    def _finish(self, data: Any, ticket: Any, notes: dict[Any, Tensor]) -> Any:  # noqa: ARG002
+    def _finish(self, data: Any, draw: Any, notes: dict[Any, Tensor]) -> Any:  # noqa: ARG002
         """Add the member of each row, transform, and add the keys that name rows."""
         if self._source is not None:
             data = with_source(data, self._source, notes["index", "buffer_ids"])

@@ -274,7 +274,7 @@ class Lifecycle:
             if isinstance(self._engine, Reader):
                 self._engine.store.follow_storage()  # first: it may drop queued draws
             depth = self._pipeline.prefetch.depth if self._pipeline.prefetch else 0
-            queued = [] if self.shared else self._pipeline.tickets  # a process that is started makes its own draws
+            queued = [] if self.shared else self._pipeline.draws  # a process that is started makes its own draws
             return {**self.__dict__, "_pipeline": (depth, queued), "_pass": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -285,7 +285,7 @@ class Lifecycle:
         depth, queued = state["_pipeline"]
         engine = self._engine
         draw_apart(engine, copied=True)
-        drawn = [engine.hold(ticket) for ticket in (*queued, *engine.pending)]
+        drawn = [engine.hold(draw) for draw in (*queued, *engine.pending)]
         engine.pending.clear()
         engine.pending.extend(drawn)
         self._pipeline = self._pipeline_class(self._engine, depth)

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     from ostinato.buffers.pipeline import Finish, Prefetcher
     from ostinato.buffers.reader import Reader
-    from ostinato.buffers.records import Rows, Ticket
+    from ostinato.buffers.records import Rows
     from ostinato.buffers.updates import ConditionalUpdateResult
     from ostinato.core.records import Draw
     from ostinato.samplers import SamplerEnsemble
@@ -99,7 +99,7 @@ class Member:
         """The sampler of the buffer, which may be exchanged."""
         return self.engine.sampler
 
-    def draw(self, rows: int, generator: torch.Generator | None, *, ranked: bool, ahead: bool) -> Ticket:
+    def draw(self, rows: int, generator: torch.Generator | None, *, ranked: bool, ahead: bool) -> Draw:
         """Draw slots; where a pass over the rows ends, the next one begins. The caller holds the engine's lock.
 
         Args:
@@ -113,17 +113,17 @@ class Member:
         """
         engine = self.engine
         source = engine.generator if generator is None else generator
-        tickets = [engine.fresh(rows, source)]
-        left = rows - _rows(tickets[0])
-        while left > 0 and tickets[-1].last:
-            tickets.append(engine.fresh(left, source))
-            left -= _rows(tickets[-1])
-        draw = tickets[0].draw if len(tickets) == 1 else _joined([ticket.draw for ticket in tickets])
+        draws = [engine.fresh(rows, source)]
+        left = rows - _rows(draws[0])
+        while left > 0 and draws[-1].last:
+            draws.append(engine.fresh(left, source))
+            left -= _rows(draws[-1])
+        draw = draws[0] if len(draws) == 1 else _joined(draws)
         if ranked and draw.weights is None:
             weights = torch.ones(draw.slots.shape[0], dtype=torch.float32, device=draw.slots.device)
             draw = draw._replace(weights=weights, generations=engine.ring.generations_of_rows(draw.slots))
-        ticket = engine.expand(tickets[-1]._replace(draw=draw), source)
-        return engine.hold(ticket) if ahead else ticket
+        draw = engine.expand(draw, source)
+        return engine.hold(draw) if ahead else draw
 
     def check_draw(self, rows: int, generator: torch.Generator | None) -> None:
         """Raise what `draw` would raise, before any member of a batch has drawn; the caller holds the engine's lock.
@@ -151,17 +151,17 @@ class Member:
         engine.check_drawable(view)
         engine.sampler.check_draw(view, rows)
 
-    def make(self, ticket: Ticket) -> tuple[Any, Rows, dict[Any, Tensor]] | None:
+    def make(self, draw: Draw) -> tuple[Any, Rows, dict[Any, Tensor]] | None:
         """Return the batch of a draw, its rows, and what names each row; None if it cannot be made."""
         buffer, engine = self.buffer, self.engine
-        made = buffer._pipeline.make(ticket, buffer._finish, self.collate)  # noqa: SLF001
+        made = buffer._pipeline.make(draw, buffer._finish, self.collate)  # noqa: SLF001
         if made is None:
             return None
         data, rows, notes = made
         if "anchor_index" in notes:
             notes = {**notes, "anchor_index": self.as_index(notes["anchor_index"])}
-        ranks = priority_fields(rows.ticket, engine.store.era, tracked=engine.writer.tracks_generations)
-        return data, rows, {("index", "index"): self.as_index(rows.ticket.records), **ranks, **notes}
+        ranks = priority_fields(rows.draw, engine.store.era, tracked=engine.writer.tracks_generations)
+        return data, rows, {("index", "index"): self.as_index(rows.draw.records), **ranks, **notes}
 
     def write(self, rows: Any, *, ranked: bool) -> tuple[Tensor, Tensor]:
         """Write rows that the engine has checked; return the index and the generation of each, int64 `[n]`.
@@ -191,12 +191,11 @@ def _joined(draws: Sequence[Draw]) -> Draw:
     names = ("slots", "weights", "generations", "lengths")
     columns = ((name, [getattr(draw, name) for draw in draws]) for name in names)
     joined: dict[str, Any] = {name: None if parts[0] is None else torch.cat(parts) for name, parts in columns}
-    return draws[0]._replace(info=None, **joined)
+    return draws[-1]._replace(info=None, **joined)
 
 
-def _rows(ticket: Ticket) -> int:
+def _rows(draw: Draw) -> int:
     """Return the records that a draw will become, before units."""
-    draw = ticket.draw
     return draw.slots.shape[0] * (draw.length or 1) if draw.lengths is None else int(draw.lengths.sum())
 
 
@@ -272,7 +271,7 @@ class Locks:
 class MixedRows(NamedTuple):
     """The rows gathered for the parts of a draw, in the place of `Rows`."""
 
-    ticket: Mix
+    draw: Mix
     """The draw; its parts are those of the rows gathered."""
     parts: list[Rows]
 
@@ -389,19 +388,19 @@ class EnsembleEngine(Draws):
                 return self.pending.popleft()
             generator, ranked = self.generator, self.ranked
             rng = None if generator is None else generator.get_state()
-            tickets: list[Any] = []
+            draws: list[Any] = []
             split = Split([], [])
             try:
                 split = self._plan(batch_size)
                 for i, rows in zip(split.members, split.sizes, strict=True):
-                    tickets.append(self.members[i].draw(rows, generator, ranked=ranked, ahead=ahead))
+                    draws.append(self.members[i].draw(rows, generator, ranked=ranked, ahead=ahead))
             except Exception:  # a member has too few rows: what the others gave, and the generator, go back
-                self.give_back(Mix(split.members, tickets))
+                self.give_back(Mix(split.members, draws))
                 if rng is not None and generator is not None:
                     generator.set_state(rng)
                 raise
             self._sampler.drew(split.owed)
-            return Mix(split.members, tickets, rng if ahead else None, split.owed)
+            return Mix(split.members, draws, rng if ahead else None, split.owed)
 
     def can_draw(self, rows: int) -> bool:
         """Whether a draw of so many rows does not raise, whichever members are chosen."""
@@ -467,31 +466,31 @@ class EnsembleEngine(Draws):
         for i, rows in zip(split.members, split.sizes, strict=True):
             self.members[i].check_draw(rows, self.generator)
 
-    def _parts(self, mix: Mix) -> list[tuple[Reader, Ticket]]:
+    def _parts(self, mix: Mix) -> list[tuple[Reader, Draw]]:
         """Return the parts of a draw; none if the members draw by themselves."""
-        pairs = zip(mix.members, mix.tickets, strict=False)
-        return [(self.engines[i], ticket) for i, ticket in pairs] if self.engines else []
+        pairs = zip(mix.members, mix.draws, strict=False)
+        return [(self.engines[i], draw) for i, draw in pairs] if self.engines else []
 
     def hold(self, mix: Mix) -> Mix:
         """Return a draw made ahead, whose members keep its rows as they are now."""
-        return mix._replace(tickets=[engine.hold(ticket) for engine, ticket in self._parts(mix)])
+        return mix._replace(draws=[engine.hold(draw) for engine, draw in self._parts(mix)])
 
     def give_back(self, mix: Mix) -> None:
         """Undo the counts of a draw whose batch was not delivered."""
         with self.lock:
-            for engine, ticket in self._parts(mix):
-                engine.give_back(ticket)
+            for engine, draw in self._parts(mix):
+                engine.give_back(draw)
             self._sampler.drew(mix.owed, -1)
 
     def deliver(self, mix: Mix) -> None:
         """Count the rows of a batch that reached the caller."""
-        for engine, ticket in self._parts(mix):
-            engine.deliver(ticket)
+        for engine, draw in self._parts(mix):
+            engine.deliver(draw)
 
     def stale(self, mix: Mix, rows: MixedRows) -> Tensor:
         """Return bool `[parts, rows]`, and count, which rows were replaced since they were gathered."""
         found = zip(self._parts(mix), rows.parts, strict=True)
-        return self.together([engine.stale(ticket, part) for (engine, ticket), part in found])
+        return self.together([engine.stale(draw, part) for (engine, draw), part in found])
 
     # -- updates of rows -----------------------------------------------------------------------------------------------
 
@@ -604,11 +603,11 @@ class EnsemblePipeline(Pipeline):
 
     _engine: Any
 
-    def make(self, ticket: Any, finish: Finish, collate: Any = None) -> Any:  # noqa: ARG002
+    def make(self, draw: Any, finish: Finish, collate: Any = None) -> Any:  # noqa: ARG002
         """Make the batch of a draw; None if a member was emptied since. Runs in the prefetch thread if there is one."""
         engine: EnsembleEngine = self._engine
         parts, rows, named = [], [], []
-        for i, drawn in zip(ticket.members, ticket.tickets, strict=True):
+        for i, drawn in zip(draw.members, draw.draws, strict=True):
             member: Any = engine.members[i]
             made = member.make(drawn)
             if made is None:
@@ -621,11 +620,11 @@ class EnsemblePipeline(Pipeline):
             rows.append(gathered)
             named.append(names)
         if rows[0] is not None:
-            ticket = ticket._replace(tickets=[gathered.ticket for gathered in rows])
+            draw = draw._replace(draws=[gathered.draw for gathered in rows])
         common = [key for key in named[0] if all(key in part for part in named)]
         names = {key: engine.together([part[key] for part in named]) for key in common}
-        batch = finish(engine.join(parts, ticket.members, flatten=engine.flatten), ticket, names)
-        return batch, MixedRows(ticket, rows), names
+        batch = finish(engine.join(parts, draw.members, flatten=engine.flatten), draw, names)
+        return batch, MixedRows(draw, rows), names
 
     def synchronize(self) -> None:
         """Wait for pending updates and queued batches, of the members too, and raise the first error of one."""

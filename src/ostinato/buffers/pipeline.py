@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato.buffers.rate_limit import Waiters
-    from ostinato.buffers.records import Engine, Rows, Ticket
+    from ostinato.buffers.records import Engine, Rows
     from ostinato.buffers.sampling import Sampling
     from ostinato.buffers.updates import ConditionalUpdateResult
-    from ostinato.core.records import Plan
+    from ostinato.core.records import Draw, Plan
     from ostinato.samplers import Sampler
     from ostinato.units import SampleUnit
 
@@ -98,15 +98,15 @@ def with_fields_of(plan: Plan, data: Any, unit: SampleUnit | None, sampler: Samp
 class Steps(NamedTuple):
     """What a reader does on its way to a batch; all but `make` run under the lock."""
 
-    draw: Callable[[], Ticket]
+    draw: Callable[[], Draw]
     """Makes the next draw, without waiting."""
-    make: Callable[[Ticket], Any]
+    make: Callable[[Draw], Any]
     """Makes the batch of a draw; runs in the worker."""
     may: Callable[[], bool]
     """Whether `draw` is permitted now."""
     wait: Callable[[], object]
     """Waits, with the lock free, until the queue holds a draw or `may()` is true; raises when the time is up."""
-    lost: Callable[[Ticket], None]
+    lost: Callable[[Draw], None]
     """Takes a draw back whose batch could not be made."""
 
 
@@ -138,7 +138,7 @@ class Prefetcher:
         self.depth = depth
         self.waits = 0
         self._waiters = waiters
-        self._queue: deque[tuple[Ticket, Future[Any]]] = deque()
+        self._queue: deque[tuple[Draw, Future[Any]]] = deque()
         self._executor: ThreadPoolExecutor | None = None
         self._process = 0
 
@@ -159,12 +159,12 @@ class Prefetcher:
         return bool(self._queue)
 
     @property
-    def tickets(self) -> list[Ticket]:
+    def draws(self) -> list[Draw]:
         """The queued draws, oldest first."""
         with self._waiters.lock:
-            return [ticket for ticket, _ in self._queue]
+            return [draw for draw, _ in self._queue]
 
-    def next(self, steps: Steps, *, within_epoch: bool = False) -> tuple[Ticket, Any]:
+    def next(self, steps: Steps, *, within_epoch: bool = False) -> tuple[Draw, Any]:
         """Return the oldest draw and its batch, having queued draws until `depth` follow it, as far as permitted.
 
         If a draw raises, the error is the caller's and the queue stays as it is; that there are too few rows is an
@@ -180,13 +180,13 @@ class Prefetcher:
             while not self._queue:
                 steps.wait()
                 self._fill(steps, within_epoch=within_epoch)
-            ticket, future = self._queue.popleft()
+            draw, future = self._queue.popleft()
             self.waits += not future.done()
         try:
-            return ticket, future.result()
+            return draw, future.result()
         except BaseException:
             del future  # it keeps the error, whose traceback keeps this frame
-            steps.lost(ticket)
+            steps.lost(draw)
             raise
 
     def _fill(self, steps: Steps, *, within_epoch: bool) -> None:
@@ -196,27 +196,27 @@ class Prefetcher:
             if not steps.may():
                 return
             try:
-                ticket = steps.draw()
+                draw = steps.draw()
             except EmptyBufferError:
                 if queue:
                     return  # the draws that are queued took the last rows: they are delivered first
                 raise
             try:
-                make = partial(on_stream_of_caller(steps.make), ticket)
-                queue.append((ticket, self._pool().submit(Work(make))))
+                make = partial(on_stream_of_caller(steps.make), draw)
+                queue.append((draw, self._pool().submit(Work(make))))
             except BaseException:
-                steps.lost(ticket)
+                steps.lost(draw)
                 raise
             self._waiters.wake()
 
-    def clear(self) -> list[Ticket]:
+    def clear(self) -> list[Draw]:
         """Drop all queued batches and return their draws."""
         with self._waiters.lock:
-            tickets = [ticket for ticket, _ in self._queue]
+            draws = [draw for draw, _ in self._queue]
             for _, future in self._queue:
                 future.cancel()
             self._queue.clear()
-            return tickets
+            return draws
 
     def close(self) -> None:
         """Drop all queued batches, and end the worker thread once the batch that it is making is made."""
@@ -251,12 +251,12 @@ class Prefetcher:
         """A forked child has the queue but not the thread: hand the queued draws to a thread of its own."""
         if self._executor is not None and self._process != os.getpid():
             self._executor = None
-            tickets = [ticket for ticket, _ in self._queue]
-            self._queue = deque((ticket, self._pool().submit(Work(partial(steps.make, ticket)))) for ticket in tickets)
+            draws = [draw for draw, _ in self._queue]
+            self._queue = deque((draw, self._pool().submit(Work(partial(steps.make, draw)))) for draw in draws)
 
 
 _Made: TypeAlias = "tuple[Any, Rows, dict[Any, Tensor]]"
-Finish: TypeAlias = "Callable[[Any, Ticket, dict[Any, Tensor]], Any]"
+Finish: TypeAlias = "Callable[[Any, Draw, dict[Any, Tensor]], Any]"
 _NO_NOTES: dict[Any, Any] = {}
 _PLAIN = Ask()
 _FREE_TRIES = 2
@@ -267,7 +267,7 @@ class Batch(NamedTuple):
     """A finished batch, the draw that it came from, and the fields added to its records."""
 
     data: Any
-    ticket: Ticket
+    draw: Draw
     notes: dict[Any, Any]
 
 
@@ -328,10 +328,10 @@ class Pipeline:
                 msg = "the rows left in the epoch were replaced: no batch of it is left"
                 raise EpochEndError(msg)
         data, rows, notes = made
-        engine.deliver(rows.ticket)
+        engine.deliver(rows.draw)
         if self.prefetch is not None:
-            notes = {**notes, "stale": engine.stale(rows.ticket, rows)}
-        return Batch(data, rows.ticket, notes)
+            notes = {**notes, "stale": engine.stale(rows.draw, rows)}
+        return Batch(data, rows.draw, notes)
 
     @property
     def plain(self) -> bool:
@@ -361,43 +361,43 @@ class Pipeline:
             wait=lambda: engine.wait_to_draw(size, ask, lambda: prefetch.filled),
             lost=engine.give_back,
         )
-        ticket, made = prefetch.next(steps, within_epoch=within_epoch)
+        draw, made = prefetch.next(steps, within_epoch=within_epoch)
         if self._stream is not None:
             made = self._take(*made)
         if made is None:
-            engine.give_back(ticket)
+            engine.give_back(draw)
         return made  # type: ignore[no-any-return]
 
     def _make_now(self, size: int, finish: Finish, ask: Ask) -> _Made | None:
-        ticket, made = self._engine.draw(size, ask=ask), None
+        draw, made = self._engine.draw(size, ask=ask), None
         try:
-            made = self.make(ticket, finish, None)
+            made = self.make(draw, finish, None)
         finally:
             if made is None:
-                self._engine.give_back(ticket)
+                self._engine.give_back(draw)
         return made
 
-    def _make_in_worker(self, finish: Finish, ticket: Ticket) -> Any:
+    def _make_in_worker(self, finish: Finish, draw: Draw) -> Any:
         if self._stream is None:
-            return self.make(ticket, finish, None)
-        return self._stream.run(partial(self.make, ticket, finish, None))
+            return self.make(draw, finish, None)
+        return self._stream.run(partial(self.make, draw, finish, None))
 
-    def make(self, ticket: Ticket, finish: Finish, collate: Callable[[Any], Any] | None) -> _Made | None:
+    def make(self, draw: Draw, finish: Finish, collate: Callable[[Any], Any] | None) -> _Made | None:
         """Make the batch of a draw, with another `collate` if one is given; None if it cannot be made any more."""
-        rows = self._engine.gather(ticket)
+        rows = self._engine.gather(draw)
         if rows is None:
             return None
-        source, notes, held = rows.source, _NO_NOTES, ticket.held
-        ticket = rows.ticket
-        plan = ticket.plan
-        records = ticket.draw.slots if plan is None else plan.records
+        source, notes, held = rows.source, _NO_NOTES, draw.held
+        draw = rows.draw
+        plan = draw.plan
+        records = draw.slots if plan is None else plan.records
         data = source.storage.present(rows.payload, (records.shape[0],))
         if held is not None and rows is held.rows:
             data = owned(data)  # they may be asked for again, and transforms may change a batch in place
         if plan is not None:
-            data, notes = with_fields_of(plan, data, self._engine.unit, ticket.sampler)
+            data, notes = with_fields_of(plan, data, self._engine.unit, draw.sampler)
         collate = collate or source.collate
-        return finish(data if collate is None else collate(data), ticket, notes), rows, notes
+        return finish(data if collate is None else collate(data), draw, notes), rows, notes
 
     def _take(self, made: _Made | None, event: Any) -> _Made | None:
         if made is not None:
@@ -405,9 +405,9 @@ class Pipeline:
         return made
 
     @property
-    def tickets(self) -> list[Ticket]:
+    def draws(self) -> list[Draw]:
         """Draws that are queued, oldest first."""
-        return [] if self.prefetch is None else self.prefetch.tickets
+        return [] if self.prefetch is None else self.prefetch.draws
 
     def _spent(self) -> bool:
         engine = self._engine
@@ -417,7 +417,7 @@ class Pipeline:
     def over(self) -> bool:
         """Whether no batch of the epoch is left: the last one was drawn, or the rows left cannot be drawn any more."""
         with self._engine.lock:
-            return not self.tickets and (self._engine.sampler.ran_out or self._spent())
+            return not self.draws and (self._engine.sampler.ran_out or self._spent())
 
     def drop(self) -> None:
         """Forget queued batches and their draws; a generator of the buffer's own goes back to before them."""
@@ -514,5 +514,5 @@ class Pass:
         except EpochEndError:
             self._over = True
             return END
-        self._over = batch.ticket.last
+        self._over = batch.draw.last
         return batch.data

@@ -22,9 +22,8 @@ from ostinato.errors import EmptyBufferError, OptionError, WaitTimeoutError
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from ostinato.buffers.records import Ticket
     from ostinato.buffers.replay import ReplayBuffer
-    from ostinato.core.records import View
+    from ostinato.core.records import Draw, View
     from ostinato.core.rows import Schema
 
 _MOST_OFFERS = 256
@@ -61,26 +60,25 @@ class Offer(NamedTuple):
 class _Kept:
     """The draws of an offer, and how many of them were taken."""
 
-    __slots__ = ("taken", "ticket")
+    __slots__ = ("draw", "taken")
 
-    def __init__(self, ticket: Ticket) -> None:
-        self.ticket = ticket
+    def __init__(self, draw: Draw) -> None:
+        self.draw = draw
         self.taken = 0
 
     def __len__(self) -> int:
         """Number of draws."""
-        return int(self.ticket.draw.slots.shape[0])
+        return int(self.draw.slots.shape[0])
 
-    def next(self, rows: int) -> Ticket | None:
+    def next(self, rows: int) -> Draw | None:
         """Return the next `rows` draws, which are not returned again; None if there are fewer."""
-        first, drawn = self.taken, self.ticket.draw
+        first, drawn = self.taken, self.draw
         if first + rows > len(self):
             return None
         self.taken = first + rows
         pairs = (drawn.weights, drawn.generations)
         weights, generations = (None if values is None else values[first : self.taken] for values in pairs)
-        part = drawn._replace(slots=drawn.slots[first : self.taken], weights=weights, generations=generations)
-        return self.ticket._replace(draw=part)
+        return drawn._replace(slots=drawn.slots[first : self.taken], weights=weights, generations=generations)
 
 
 @final
@@ -173,10 +171,10 @@ class Portion:
         young = versions.recent(storage, view, age).rows if age >= 0 else 0
         return weighed._replace(mass=float(young), newest=mine), age
 
-    def _keep(self, ticket: Ticket) -> int:
+    def _keep(self, draw: Draw) -> int:
         """Keep a draw for a later `take`; return its number."""
         number = next(self._numbers)
-        kept = self._offers[number] = _Kept(ticket)
+        kept = self._offers[number] = _Kept(draw)
         self._num_kept += len(kept)
         while len(self._offers) > _MOST_OFFERS or (self._num_kept > _MOST_DRAWS and len(self._offers) > 1):
             self._drop(next(iter(self._offers)))
@@ -208,8 +206,8 @@ class Portion:
         if made is None:
             return None  # emptied, or windows cut short, in between
         data, source, notes = made
-        engine.deliver(source.ticket)
-        return data, buffer._info(Batch(data, source.ticket, notes))  # noqa: SLF001 (same package)
+        engine.deliver(source.draw)
+        return data, buffer._info(Batch(data, source.draw, notes))  # noqa: SLF001 (same package)
 
     def _use(self, rows: int) -> tuple[Any, dict[str, Any]] | None:
         """Draw rows that are used up by it; None if another reader was quicker."""

@@ -19,9 +19,8 @@ from ostinato.errors import CheckpointError, OptionError, WaitTimeoutError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ostinato.buffers.records import Ticket
     from ostinato.buffers.store import Store
-    from ostinato.core.records import Placement
+    from ostinato.core.records import Draw, Placement
     from ostinato.core.ring import Ring
     from ostinato.samplers import CountingSampler, Sampler
     from ostinato.writers import Writer
@@ -536,26 +535,26 @@ class Gate(Observer):
 
     replaced = cleared
 
-    def drew(self, ticket: Ticket) -> None:
+    def drew(self, draw: Draw) -> None:
         """Count the rows of a draw."""
-        self.flow.drew(rows_of(ticket))
+        self.flow.drew(rows_of(draw))
         self._waiters.wake()
 
-    def delivered(self, ticket: Ticket, ring: Ring) -> bool:
+    def delivered(self, draw: Draw, ring: Ring) -> bool:
         """Count the rows of a batch that was delivered; return whether its draw is one of these counts."""
-        known = self._knows(ticket, ring)
+        known = self._knows(draw, ring)
         if known:
-            self._delivered += rows_of(ticket)
+            self._delivered += rows_of(draw)
         return known
 
-    def undrew(self, ticket: Ticket, ring: Ring) -> None:
+    def undrew(self, draw: Draw, ring: Ring) -> None:
         """Undo the count of a draw that was not delivered."""
-        if self._knows(ticket, ring):
-            self.flow.drew(-rows_of(ticket))
+        if self._knows(draw, ring):
+            self.flow.drew(-rows_of(draw))
         self._waiters.wake()
 
-    def _knows(self, ticket: Ticket, ring: Ring) -> bool:
-        return ticket.ring is ring and ticket.serial >= self._since
+    def _knows(self, draw: Draw, ring: Ring) -> bool:
+        return draw.ring is ring and draw.serial >= self._since
 
     def begin(self, ring: Ring) -> None:
         """Start the counts from the rows present."""
@@ -566,11 +565,11 @@ class Gate(Observer):
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
-    def state(self, queued: Sequence[Ticket]) -> dict[str, Any]:
+    def state(self, queued: Sequence[Draw]) -> dict[str, Any]:
         """Return the counts: rows drawn are those delivered and those queued, as only these will ever arrive."""
         return {**self.flow.state_dict(), "drawn": self._delivered + sum(map(rows_of, queued))}
 
-    def load_state(self, state: dict[str, Any] | None, ring: Ring, pending: Sequence[Ticket]) -> None:
+    def load_state(self, state: dict[str, Any] | None, ring: Ring, pending: Sequence[Draw]) -> None:
         """Restore counts. The rules stay this buffer's own: saved under others, the counts restart."""
         differing = self.flow.load_state_dict(state, ring.rows)
         self._delivered = self.flow.drawn - sum(map(rows_of, pending))
@@ -585,9 +584,9 @@ class Gate(Observer):
             )
 
 
-def rows_of(ticket: Ticket) -> int:
+def rows_of(draw: Draw) -> int:
     """Return how many rows of a batch a draw counts for: those of slices, else the rows drawn."""
-    return int((ticket.draw.slots if ticket.draw.rows_each is None else ticket.records).shape[0])
+    return int((draw.slots if draw.rows_each is None else draw.records).shape[0])
 
 
 def as_counting(sampler: Sampler) -> CountingSampler:

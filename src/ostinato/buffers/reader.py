@@ -23,14 +23,14 @@ from ostinato.buffers.options import (
 from ostinato.buffers.part_owners import check_free, record_owner
 from ostinato.buffers.policy_versions import begin_versions, no_versions
 from ostinato.buffers.rate_limit import Ask, Gate, Stock, as_counting, check_counting
-from ostinato.buffers.records import Draws, Rows, Source, Ticket
+from ostinato.buffers.records import Draws, Rows, Source
 from ostinato.buffers.remover import check_deletable, make_remover
 from ostinato.buffers.store import Store
 from ostinato.buffers.updates import as_sampler, check_sampler, parse_conditional, priorities_of_rows, slots_of_rows
 from ostinato.core.counts import BufferCounts, make_counts
 from ostinato.core.episodes.tracker import EpisodeTracker, merge_episodes
 from ostinato.core.kinds import require_eager
-from ostinato.core.records import Plan, View
+from ostinato.core.records import Draw, Plan, View
 from ostinato.errors import (
     EmptyBufferError,
     KeyMissingError,
@@ -104,7 +104,7 @@ class Reader(Draws):
         self.store, self.lock, self.waiters, self.saves = store, store.lock, store.waiters, store.saves
         self.own, self.sampler, self.generator, self.unit, self.episodes = own, sampler, generator, unit, episodes
         self.counts: BufferCounts = store.counts if own else make_counts(BufferCounts)
-        self.pending: deque[Ticket] = deque()
+        self.pending: deque[Draw] = deque()
         self.queue: Prefetcher | None = None
         self.priority_path: tuple[str, ...] | None = None if own else store.own.priority_path
         self.rows_stale = 0
@@ -588,7 +588,7 @@ class Reader(Draws):
 
     # -- drawing ------------------------------------------------------------------------------------------------------
 
-    def draw(self, batch_size: int, *, ahead: bool = False, ask: Ask = _PLAIN) -> Ticket:
+    def draw(self, batch_size: int, *, ahead: bool = False, ask: Ask = _PLAIN) -> Draw:
         """Draw slots; draws that a checkpoint left come first.
 
         Args:
@@ -614,14 +614,14 @@ class Reader(Draws):
             rng = generator.get_state() if ahead and generator is not None else None
             with self.store.ring.lock:
                 view = self.store.view(self.sampler, self.tracker)
-                ticket = self.fresh(batch_size, generator, ask.max_age, view)
-            if self.unit is not None or ticket.draw.length or ticket.draw.lengths is not None:
-                ticket = self.expand(ticket, generator, view)
+                draw = self.fresh(batch_size, generator, ask.max_age, view)
+            if self.unit is not None or draw.length or draw.lengths is not None:
+                draw = self.expand(draw, generator, view)
             if rng is not None:
-                ticket = ticket._replace(rng=rng)
+                draw = draw._replace(rng=rng)
             if self.gate is not None:
-                self.gate.drew(ticket)
-            return self.hold(ticket) if ahead else ticket
+                self.gate.drew(draw)
+            return self.hold(draw) if ahead else draw
 
     def fresh(
         self,
@@ -629,7 +629,7 @@ class Reader(Draws):
         generator: torch.Generator | None,
         max_age: int | None = None,
         view: View | None = None,
-    ) -> Ticket:
+    ) -> Draw:
         """Draw slots with this generator, whatever draws a checkpoint left; not yet expanded.
 
         Raises:
@@ -643,13 +643,14 @@ class Reader(Draws):
                 self.check_drawable(view)
             if max_age is not None:
                 view = self._recent(view, max_age)
-            draw = sampler.draw(view, batch_size, generator)
-            slots = draw.slots
+            drawn = sampler.draw(view, batch_size, generator)
+            slots, weights, info, generations, lengths, pad, length, *_ = drawn
             if slots.dtype is not torch.int64 or slots.device != view.device or not slots.is_contiguous():
-                draw = draw._replace(slots=checked_slots(slots, view.device, sampler))
-            if draw.generations is None and self.store.writer.tracks_generations:
-                draw = draw._replace(generations=ring.generations_of_rows(draw.slots))
-            return Ticket(draw, ring.counts.written, sampler.ran_out, ring, sampler)
+                slots = checked_slots(slots, view.device, sampler)
+            if generations is None and self.store.writer.tracks_generations:
+                generations = ring.generations_of_rows(slots)
+            serial, last = ring.counts.written, sampler.ran_out
+            return Draw(slots, weights, info, generations, lengths, pad, length, serial, last, ring, sampler)
 
     def _recent(self, view: View, max_age: int) -> View:
         """Return a view of which only rows young enough may be drawn."""
@@ -678,16 +679,15 @@ class Reader(Draws):
             msg = f"no row has {need} rows of its episode from itself on: add longer episodes or shorten the window"
             raise EmptyBufferError(msg)
 
-    def expand(self, ticket: Ticket, generator: torch.Generator | None, view: View | None = None) -> Ticket:
+    def expand(self, draw: Draw, generator: torch.Generator | None, view: View | None = None) -> Draw:
         """Plan what slices and units make of the rows drawn; the caller holds the lock.
 
         Raises:
             OptionError: if the storage has no fields.
         """
-        unit, draw, dice = self.unit, ticket.draw, ticket.dice
-        each = draw.length or draw.lengths
+        unit, dice, each = self.unit, draw.dice, draw.length or draw.lengths
         if (unit is None or unit.plain) and each is None:
-            return ticket
+            return draw
         storage = self.store.source.storage
         schema, view = storage.schema, self.view() if view is None else view
         if schema is None:
@@ -704,156 +704,157 @@ class Reader(Draws):
             plan = plan if records is plan.records else plan._replace(records=records)
         if draw.generations is not None and plan.records is not draw.slots:
             plan = plan._replace(generations=view.ring.generations_of_rows(plan.records))
-        return ticket._replace(plan=plan, dice=dice)
+        return draw._replace(plan=plan, dice=dice)
 
-    def expand_again(self, ticket: Ticket, generator: torch.Generator | None = None) -> Ticket | None:
+    def expand_again(self, draw: Draw, generator: torch.Generator | None = None) -> Draw | None:
         """Expand a draw as the buffer is now; None if a window no longer fits in its episode, or a row is masked now.
 
         The random numbers are those of the first time; `generator` is for draws that have not been expanded yet.
         """
-        draw, each = ticket.draw, ticket.draw.rows_each
+        each = draw.rows_each
         if self.unit is None and each is None:
-            return self._unmasked(ticket)
-        if ticket.sampler is not self.sampler:
+            return self._unmasked(draw)
+        if draw.sampler is not self.sampler:
             return None  # the sampler was exchanged
         view = self.view()
         ahead = None if view.episodes is None else view.episodes.ahead(draw.slots)
         need = 1 if view.starts is None else view.starts.need
         if ahead is not None and bool((ahead + 1 < (need if each is None else each)).any()):
             return None
-        return self.expand(ticket, generator)
+        return self.expand(draw, generator)
 
-    def _unmasked(self, ticket: Ticket) -> Ticket | None:
+    def _unmasked(self, draw: Draw) -> Draw | None:
         """Return a draw of single rows without those masked or deleted now; None if it is to be made again.
 
         A pass without replacement does not draw its rows again: the batch goes without the rows that were replaced.
         """
-        draw, view = ticket.draw, self.view()
+        view = self.view()
         if view.episodes is None:
             keep = None if view.starts is None else view.starts.allowed(draw.slots)
         else:
             keep = view.episodes.ahead(draw.slots) >= 0 if view.episodes.masked else None
         if keep is None or bool(keep.all()):
-            return ticket
-        if not ticket.sampler.epochal or not bool(keep.any()):
+            return draw
+        if not draw.sampler.epochal or not bool(keep.any()):
             return None
-        return ticket._replace(draw=draw._replace(slots=draw.slots[keep]))
+        return draw._replace(slots=draw.slots[keep])
 
-    def give_back(self, ticket: Ticket) -> None:
+    def give_back(self, draw: Draw) -> None:
         """Undo the counts of a draw whose batch was not delivered."""
         if self.gate is None and not self.sampler.counting:
             return
         with self.lock:
-            mine = ticket.ring is self.store.ring and ticket.sampler is self.sampler  # else its rows are gone
+            mine = draw.ring is self.store.ring and draw.sampler is self.sampler  # else its rows are gone
             if mine and self.sampler.counting:
-                as_counting(self.sampler).undo(ticket.draw, self.view())
+                as_counting(self.sampler).undo(draw, self.view())
             if self.gate is not None:
-                self.gate.undrew(ticket, self.store.ring)
+                self.gate.undrew(draw, self.store.ring)
 
-    def retake(self, tickets: Sequence[Ticket]) -> list[Ticket]:
+    def retake(self, draws: Sequence[Draw]) -> list[Draw]:
         """Return the draws of a checkpoint that are still to be delivered; the counts of void ones are undone."""
         if not self.sampler.counting:
-            return list(tickets)
+            return list(draws)
         sampler, view, kept = as_counting(self.sampler), self.view(), []
-        for ticket in tickets:
-            generations, held = ticket.draw.generations, ticket.held
-            here = generations is not None and bool(self.store.ring.holds(ticket.draw.slots, generations).all())
+        for draw in draws:
+            generations, held = draw.generations, draw.held
+            here = generations is not None and bool(self.store.ring.holds(draw.slots, generations).all())
             if here or held is not None:
-                kept.append(ticket)
+                kept.append(draw)
             else:
-                sampler.undo(ticket.draw, view)
-        sampler.resume([ticket.draw for ticket in kept], view)
+                sampler.undo(draw, view)
+        sampler.resume(kept, view)
         return kept
 
     # -- gathering ----------------------------------------------------------------------------------------------------
 
-    def gather(self, ticket: Ticket) -> Rows | None:
+    def gather(self, draw: Draw) -> Rows | None:
         """Copy the rows of a draw; None if the buffer was emptied since, so that there is nothing to copy.
 
         The rows of a draw made ahead are those at the draw.
         """
-        held = ticket.held
+        held: HeldRows | None = draw.held
         if held is not None and held.rows is not None:
             return held.rows
         source = self.store.source
         payload: Any = None
         try:
-            payload = self.store.copied(source.storage, ticket)
+            payload = self.store.copied(source.storage, draw)
         except (IndexError, KeyMissingError):
-            if self._untouched(ticket):
+            if self._untouched(draw):
                 raise  # else a writer is at work: look again under the lock
         ring = self.store.ring
-        if ring is ticket.ring and ring.unchanged_since(ticket.serial):
-            return Rows(source, payload, ticket.serial, ring, ticket)
-        return self._gather_again(ticket, source, payload)
+        if ring is draw.ring and ring.unchanged_since(draw.serial):
+            return Rows(source, payload, draw.serial, ring, draw)
+        return self._gather_again(draw, source, payload)
 
-    def hold(self, ticket: Ticket) -> Ticket:
+    def hold(self, draw: Draw) -> Draw:
         """Return a draw made ahead, which keeps its rows as they are now; the caller holds the lock."""
         ring = self.store.ring
         if not self.storage.shared:
-            return self.store.ahead.add(ticket, ring)
-        rows = self.gather(ticket)
+            return self.store.ahead.add(draw, ring)
+        rows = self.gather(draw)
         if rows is None:
             with ring.lock:  # no process can reserve slots now
-                again = self.fresh(ticket.records.shape[0], self.generator)._replace(rng=ticket.rng)
+                again = self.fresh(draw.records.shape[0], self.generator)._replace(rng=draw.rng)
                 rows = cast("Rows", self.gather(again))
-        return rows.ticket._replace(held=HeldRows(rows.ticket, rows))
+        return rows.draw._replace(held=HeldRows(rows.draw, rows))
 
-    def _gather_again(self, ticket: Ticket, source: Source, payload: Any) -> Rows | None:
+    def _gather_again(self, draw: Draw, source: Source, payload: Any) -> Rows | None:
         """Copy the rows again, under the lock, if one of them was replaced during the first copy."""
-        slots, held = ticket.slots_read, ticket.held
+        slots = draw.slots_read
+        held: HeldRows | None = draw.held
         with self.lock, self.store.ring.lock:
             if held is not None and held.rows is not None:
                 return held.rows
-            if payload is None or bool(self._changed(slots, ticket.serial, ticket.ring).any()):
+            if payload is None or bool(self._changed(slots, draw.serial, draw.ring).any()):
                 if int(slots.max()) >= self.store.ring.rows:
                     return None  # emptied, or given another storage, since the draw
                 if self.sampler.counting:
                     return None  # the rows drawn were counted, not those that have replaced them
-                again = self.expand_again(ticket)
+                again = self.expand_again(draw)
                 if again is None:
                     return None
-                source, ticket = self.store.source, again
-                payload = self.store.copied(source.storage, ticket)
+                source, draw = self.store.source, again
+                payload = self.store.copied(source.storage, draw)
                 self.counts.redone += 1
-            if ticket.draw.generations is not None:
-                generations = self.store.ring.generations(ticket.draw.slots)
-                ticket = ticket._replace(draw=ticket.draw._replace(generations=generations))
-            return Rows(source, payload, self.store.ring.written, self.store.ring, ticket)
+            if draw.generations is not None:
+                generations = self.store.ring.generations(draw.slots)
+                draw = draw._replace(generations=generations)
+            return Rows(source, payload, self.store.ring.written, self.store.ring, draw)
 
-    def _untouched(self, ticket: Ticket) -> bool:
+    def _untouched(self, draw: Draw) -> bool:
         """Whether nothing at all was written since a draw."""
         ring = self.store.ring
-        return ring is ticket.ring and ring.unchanged_since(ticket.serial)
+        return ring is draw.ring and ring.unchanged_since(draw.serial)
 
-    def replaced(self, ticket: Ticket) -> bool:
+    def replaced(self, draw: Draw) -> bool:
         """Whether a row that a draw reads was replaced since."""
-        return not self._untouched(ticket) and bool(self._changed(ticket.slots_read, ticket.serial, ticket.ring).any())
+        return not self._untouched(draw) and bool(self._changed(draw.slots_read, draw.serial, draw.ring).any())
 
     def _changed(self, slots: Tensor, serial: int, ring: object) -> Tensor:
         if ring is not self.store.ring:
             return torch.ones_like(slots, dtype=torch.bool)
         return self.store.ring.changed(slots, serial)
 
-    def deliver(self, ticket: Ticket) -> None:
+    def deliver(self, draw: Draw) -> None:
         """Count the rows of a batch that reached the caller."""
         store, gate = self.store, self.gate
         with self.lock, store.ring.lock:
-            self.counts.drawn += (ticket.draw.slots if ticket.plan is None else ticket.plan.records).shape[0]
-            known = ticket.ring is store.ring if gate is None else gate.delivered(ticket, store.ring)
-            if known and self.sampler.counting and ticket.sampler is self.sampler:
+            self.counts.drawn += (draw.slots if draw.plan is None else draw.plan.records).shape[0]
+            known = draw.ring is store.ring if gate is None else gate.delivered(draw, store.ring)
+            if known and self.sampler.counting and draw.sampler is self.sampler:
                 sampler = as_counting(self.sampler)
-                sampler.deliver(ticket.draw)
+                sampler.deliver(draw)
                 if store.remover is not None and sampler.free is not None:
-                    slots = ticket.draw.slots.cpu().numpy()  # some may be of another batch that is being made
+                    slots = draw.slots.cpu().numpy()  # some may be of another batch that is being made
                     store.remover.used_up(slots[sampler.free.has(slots)])
             if gate is not None:
                 self.waiters.wake()
 
-    def stale(self, ticket: Ticket, rows: Rows) -> Tensor:
+    def stale(self, draw: Draw, rows: Rows) -> Tensor:
         """Return bool `[R]`, and count, which rows were replaced since they were gathered."""
         with self.lock:
-            stale = self.stale_rows(ticket, rows)
+            stale = self.stale_rows(draw, rows)
             if rows.stale is not None or not self._is_as_of(rows):  # else none is, and a device need not be waited for
                 self.rows_stale += int(stale.sum())
             return stale
@@ -862,9 +863,9 @@ class Reader(Draws):
         """Whether nothing was written since rows were gathered."""
         return self.store.ring is rows.ring and self.store.ring.unchanged_since(rows.serial)
 
-    def stale_rows(self, ticket: Ticket, rows: Rows) -> Tensor:
+    def stale_rows(self, draw: Draw, rows: Rows) -> Tensor:
         """Return bool `[R]`: which rows were replaced since they were gathered; the caller holds the lock."""
-        slots = ticket.records
+        slots = draw.records
         if self._is_as_of(rows):
             changed = torch.zeros_like(slots, dtype=torch.bool)
         else:
@@ -873,7 +874,7 @@ class Reader(Draws):
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
-    def state(self, queued: Sequence[Ticket], transform: Compose, batch_size: int | None) -> dict[str, Any]:
+    def state(self, queued: Sequence[Draw], transform: Compose, batch_size: int | None) -> dict[str, Any]:
         """Return the whole state, with draws that are queued; nothing is copied. The caller holds the lock."""
         store = self.own_store("save or copy the state")
         seen = store.storage.writes == store.counts.writes_seen

@@ -1032,7 +1032,7 @@ class ReplayBuffer(Sampling):
             return {**own_copy(self._state()), "_batch_size": self._batch_size}  # TorchRL's name, read by its scripts
 
     def _state(self) -> dict[str, Any]:
-        return self._engine.state(self._pipeline.tickets, self._transform, self._batch_size)
+        return self._engine.state(self._pipeline.draws, self._transform, self._batch_size)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned, by copy; sampling goes on exactly where it was.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from ostinato._native import Direct
     from ostinato.buffers.pipeline import Finish
-    from ostinato.buffers.records import Ticket
+    from ostinato.core.records import Draw
     from ostinato.core.rows import Schema
 
 _CPU = torch.device("cpu")
@@ -106,7 +106,7 @@ class Sampling(Lifecycle):
     def _finish_in(self, out: Any) -> Finish:
         """Return what finishes a batch in the tensors of `out`."""
         storage = self._engine.storage
-        return lambda data, ticket, notes: fill(out, self._finish(data, ticket, notes), storage)
+        return lambda data, draw, notes: fill(out, self._finish(data, draw, notes), storage)
 
     def _filled(self, direct: Direct, schema: Schema | None, out: Any, size: int) -> tuple[Any, ...] | None:
         return None if schema is None else fill_direct(direct, schema, out, size)
@@ -201,7 +201,7 @@ class Sampling(Lifecycle):
             )
             raise UsageError(msg)
 
-    def _finish(self, data: Any, ticket: Ticket, notes: dict[Any, Tensor]) -> Any:  # noqa: ARG002
+    def _finish(self, data: Any, draw: Draw, notes: dict[Any, Tensor]) -> Any:  # noqa: ARG002
         """Transform; subclasses add keys."""
         return self._transform.forward(data) if self._transform.steps else data
 
@@ -209,11 +209,11 @@ class Sampling(Lifecycle):
         return as_index(slots, self._engine.storage)
 
     def _info(self, batch: Batch) -> dict[str, Any]:
-        ticket = batch.ticket
+        draw = batch.draw
         info = {
-            "index": self._index(ticket.records),
-            **priority_fields(ticket, self._engine.store.era, tracked=self._engine.writer.tracks_generations),
-            **ticket.info,
+            "index": self._index(draw.records),
+            **priority_fields(draw, self._engine.store.era, tracked=self._engine.writer.tracks_generations),
+            **draw.record_info,
             **batch.notes,
         }
         if "anchor_index" in info:

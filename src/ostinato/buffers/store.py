@@ -23,7 +23,7 @@ from ostinato.buffers.options import (
 from ostinato.buffers.part_owners import check_free, forget_rows, record_owner
 from ostinato.buffers.policy_versions import Versions, check_versions
 from ostinato.buffers.rate_limit import Waiters, as_counting
-from ostinato.buffers.records import Rows, Source, Ticket
+from ostinato.buffers.records import Rows, Source
 from ostinato.buffers.remover import Remover, check_deletable
 from ostinato.buffers.updates import (
     GENERATIONS_PER_ERA,
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     from ostinato.buffers.reader import Reader
     from ostinato.core.episodes.tracker import EpisodeTracker
-    from ostinato.core.records import Placement
+    from ostinato.core.records import Draw, Placement
     from ostinato.samplers import Sampler
     from ostinato.storages import Storage
     from ostinato.writers import Writer
@@ -160,7 +160,7 @@ class Store:
             UsageError: if they are shared.
         """
         if self.storage.shared:
-            msg = f"a shared buffer cannot {what}: other processes have its parts and rows, too. Use a private buffer"
+            msg = f"a buffer with shared=True cannot {what}: other processes have its rows and parts. Use a private one"
             raise UsageError(msg)
 
     # -- readers and observers ----------------------------------------------------------------------------------------
@@ -691,15 +691,15 @@ class Store:
             self.follow_storage()
             return generations_at(self.ring, self.era, index, self.storage)
 
-    def read_rows(self, ticket: Ticket) -> Rows:
+    def read_rows(self, draw: Draw) -> Rows:
         """Copy the rows of a draw as they are now; the caller holds the lock."""
-        return Rows(self.source, self.copied(self.storage, ticket), self.ring.written, self.ring, ticket)
+        return Rows(self.source, self.copied(self.storage, draw), self.ring.written, self.ring, draw)
 
-    def copied(self, storage: Storage, ticket: Ticket) -> Any:
+    def copied(self, storage: Storage, draw: Draw) -> Any:
         """Read the rows of a draw, and do what arithmetic is left."""
-        plan = ticket.plan
+        plan = draw.plan
         if plan is None:
-            return storage.gather(ticket.draw.slots, pin=self.pin)
+            return storage.gather(draw.slots, pin=self.pin)
         if not plan.changed:
             return storage.gather(plan.records, pin=self.pin)
         leaves = storage.read_plan(plan, pin=self.pin)

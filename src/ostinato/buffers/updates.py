@@ -37,8 +37,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
     from concurrent.futures import Future
 
-    from ostinato.buffers.records import Engine, Ticket
+    from ostinato.buffers.records import Engine
     from ostinato.core.index import Indexing
+    from ostinato.core.records import Draw
     from ostinato.core.ring import Ring
     from ostinato.core.rows import Schema
     from ostinato.core.shared_ring import SharedRing
@@ -358,7 +359,7 @@ def priorities_of_batch(
     return index, priority, generations
 
 
-def priority_fields(ticket: Ticket, era: int, *, tracked: bool = False) -> dict[str, Tensor]:
+def priority_fields(draw: Draw, era: int, *, tracked: bool = False) -> dict[str, Tensor]:
     """Return the fields that samples of prioritized buffers have besides their index, `[R]` each; none for others.
 
     With `tracked`, for a writer that `tracks_generations`, others have the generations too.
@@ -366,10 +367,10 @@ def priority_fields(ticket: Ticket, era: int, *, tracked: bool = False) -> dict[
     `priority_weight` is the weight of the row drawn, `index_generation` the generation of each record; windows around
     anchors also have `anchor_generation`, the generation of the anchor.
     """
-    draw, plan = ticket.draw, ticket.plan
+    plan = draw.plan
     if draw.weights is None and not tracked:
         return {}
-    found = {} if draw.weights is None else {"priority_weight": ticket.per_record(draw.weights)}
+    found = {} if draw.weights is None else {"priority_weight": draw.per_record(draw.weights)}
     if draw.generations is not None:
         own = draw.generations if plan is None or plan.generations is None else plan.generations
         found["index_generation"] = in_era(own, era)

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from ostinato._native import Direct
     from ostinato.buffers.options import BufferOptions
-    from ostinato.buffers.records import Ticket
     from ostinato.core.episodes.tracker import Key
+    from ostinato.core.records import Draw
     from ostinato.core.rows import Schema
 
 _FLAGS = ("done", "terminated", "truncated")
@@ -123,12 +123,12 @@ class TensorDictReplayBuffer(ReplayBuffer):
             batch_size, return_info, max_age=max_age, timeout_s=timeout_s, min_batch=min_batch, out=out
         )
 
-    def _finish(self, data: Any, ticket: Ticket, notes: dict[Any, Tensor]) -> Any:
-        data = super()._finish(data, ticket, notes)
+    def _finish(self, data: Any, draw: Draw, notes: dict[Any, Tensor]) -> Any:
+        data = super()._finish(data, draw, notes)
         if kinds.is_tensor_collection(data):
             engine = self._engine
-            fields = priority_fields(ticket, engine.store.era, tracked=engine.writer.tracks_generations)
-            kinds.put(data, {"index": self._flat_index(ticket.records), **fields, **ticket.info})
+            fields = priority_fields(draw, engine.store.era, tracked=engine.writer.tracks_generations)
+            kinds.put(data, {"index": self._flat_index(draw.records), **fields, **draw.record_info})
             if notes:
                 if "anchor_index" in notes:
                     notes = {**notes, "anchor_index": self._flat_index(notes["anchor_index"])}

@@ -186,7 +186,10 @@ class View(NamedTuple):
 
 
 class Draw(NamedTuple):
-    """What a sampler drew: single rows, or slices of episodes if `length` or `lengths` is given."""
+    """A draw, from the sampler to the batch: single rows, or slices of episodes if `length` or `lengths` is given.
+
+    Samplers give the fields down to `length`; the buffer adds the others. Queues and checkpoints hold draws.
+    """
 
     slots: Tensor
     """int64 `[B]`: the rows drawn, or the first rows of the slices."""
@@ -202,11 +205,50 @@ class Draw(NamedTuple):
     """If not 0, the last row of each slice is repeated up to this number of rows."""
     length: int = 0
     """Rows of every slice, if all are equally long; else 0."""
+    serial: int = 0
+    """Number of the last write before the draw."""
+    last: bool = False
+    """Whether the draw ended an epoch."""
+    ring: Ring | SharedRing | None = None
+    """The ring that `serial` counts in; a load or another storage brings a new one."""
+    sampler: Any = None
+    """The sampler that drew; it adds fields to slices."""
+    rng: Tensor | None = None
+    """State of the buffer's generator before the draw, if it was made ahead: where to go back to if it is dropped."""
+    plan: Plan | None = None
+    """What slices and units make of the rows drawn; None where each is a record of the batch."""
+    dice: Tensor | None = None
+    """The random numbers of the unit: with them a draw can be expanded again."""
+    held: Any = None
+    """The rows at the draw, if it was made ahead; see `ostinato.buffers.drawn_ahead.HeldRows`."""
 
     @property
     def rows_each(self) -> Tensor | int | None:
         """Rows of the slices, one number if all are equally long; None for single rows."""
         return self.length or self.lengths
+
+    @property
+    def records(self) -> Tensor:
+        """Slots of the batch's records, int64 `[R]`."""
+        return self.slots if self.plan is None else self.plan.records
+
+    @property
+    def slots_read(self) -> Tensor:
+        """Slots of all rows that the batch is made of, int64 `[n]`."""
+        return self.slots if self.plan is None else self.plan.slots_read()
+
+    @property
+    def record_info(self) -> dict[str, Any]:
+        """`info` of the records of the batch; tensors with one value for each row drawn are repeated."""
+        found, rows = self.info or {}, self.slots.shape[0]
+        if self.plan is None:
+            return found
+        alike = {key: getattr(value, "shape", ())[:1] == (rows,) for key, value in found.items()}
+        return {key: self.plan.per_record(value) if alike[key] else value for key, value in found.items()}
+
+    def per_record(self, values: Tensor) -> Tensor:
+        """Repeat values of the rows drawn for the records that they became."""
+        return values if self.plan is None else self.plan.per_record(values)
 
 
 class Request(NamedTuple):

@@ -81,11 +81,11 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
 
 def stays(rb: ReplayBuffer, load: Callable[[], object], error: type[BaseException]) -> None:
     """Let a load fail, and compare everything before and after it."""
-    before, held = snapshot(rb), [ticket.draw.slots.clone() for ticket in rb._pipeline.tickets]
+    before, held = snapshot(rb), [draw.slots.clone() for draw in rb._pipeline.draws]
     with pytest.raises(error):
         load()
     same_state(snapshot(rb), before)
-    same_state([ticket.draw.slots for ticket in rb._pipeline.tickets], held)
+    same_state([draw.slots for draw in rb._pipeline.draws], held)
 
 
 STEPS: list[tuple[Any, str]] = [
@@ -175,8 +175,8 @@ def test_damaged_windows_of_queued_draws_are_refused() -> None:
     rb, saved = (used("prefetch, NStep + FrameStack", start) for start in (0, 120))
     for damage in DAMAGES:
         state = saved.state_dict()
-        for ticket in state["pending"]:
-            damage(ticket["plan"])
+        for draw in state["pending"]:
+            damage(draw["plan"])
         stays(rb, functools.partial(rb.load_state_dict, state), CheckpointError)
 
 

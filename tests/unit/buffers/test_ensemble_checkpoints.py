@@ -76,7 +76,7 @@ def test_damaged_states_are_refused() -> None:
     damages: list[Any] = [
         lambda state: state["pending"][0]["members"].__setitem__(0, 3),
         lambda state: state["mixing"].update(p=[1.0, -1.0, 1.0]),
-        lambda state: state["pending"][0]["tickets"][0]["slots"].__setitem__(0, 10),
+        lambda state: state["pending"][0]["draws"][0]["slots"].__setitem__(0, 10),
         lambda state: state.update(batch_size=12),
     ]
     for damage in damages:

@@ -193,12 +193,12 @@ def test_rows_are_stamped_before_the_first_byte_of_them_changes() -> None:
     """A reader compares stamps after its copy: a stamp that came later would let half-written rows pass."""
     rb, storage = interrupted()
     engine: Any = rb._engine
-    ticket = engine.draw(6)
+    draw = engine.draw(6)
     seen: list[bool] = []
     write = storage.write
 
     def writing(placement: Any, payload: Any) -> None:
-        seen.append(engine._untouched(ticket))
+        seen.append(engine._untouched(draw))
         write(placement, payload)
 
     storage.write = writing  # type: ignore[method-assign]

@@ -52,9 +52,9 @@ def test_a_row_that_was_masked_between_draw_and_gather_is_not_delivered(unit: An
     write(valid=True)
     write(valid=True)
     engine: Any = rb._engine
-    ticket = engine.draw(20)
+    draw = engine.draw(20)
     write(valid=False)
-    assert engine.gather(ticket) is None
+    assert engine.gather(draw) is None
     assert rb.sample()["valid"].all()
 
 
@@ -62,11 +62,11 @@ def test_a_pass_keeps_the_rest_of_a_batch_whose_rows_were_masked_before_the_gath
     rb = masked()
     rb.set_sampler(SamplerWithoutReplacement())
     engine: Any = rb._engine
-    ticket = engine.draw(6)
-    rb.set_at_("valid", torch.tensor([False]), ticket.draw.slots[2:3])
-    rest = engine.gather(ticket).ticket.records.tolist()
-    assert rest == [slot for i, slot in enumerate(ticket.draw.slots.tolist()) if i != 2]
-    assert sorted(rest + rb.sample(8)["row"].tolist()) == sorted(set(range(8)) - {int(ticket.draw.slots[2])})
+    draw = engine.draw(6)
+    rb.set_at_("valid", torch.tensor([False]), draw.slots[2:3])
+    rest = engine.gather(draw).draw.records.tolist()
+    assert rest == [slot for i, slot in enumerate(draw.slots.tolist()) if i != 2]
+    assert sorted(rest + rb.sample(8)["row"].tolist()) == sorted(set(range(8)) - {int(draw.slots[2])})
 
 
 @pytest.mark.parametrize(("shuffle", "prefetch"), [(False, 0), (True, 2)])

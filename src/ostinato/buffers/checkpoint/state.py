@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from ostinato.buffers.drawn_ahead import HeldRows
-from ostinato.buffers.records import Mix, Rows, Source, Ticket
+from ostinato.buffers.records import Mix, Rows, Source
 from ostinato.core.records import Draw, Plan
 from ostinato.core.ring import Ring
 from ostinato.core.rows import Schema
@@ -145,12 +145,10 @@ FORMAT = "ostinato-buffer"
 ENSEMBLE_FORMAT = "ostinato-ensemble"
 
 
-def engine_state(
-    engine: Reader, queued: Sequence[Ticket], transform: Compose, batch_size: int | None
-) -> dict[str, Any]:
+def engine_state(engine: Reader, queued: Sequence[Draw], transform: Compose, batch_size: int | None) -> dict[str, Any]:
     """Return the whole state as nested dicts of plain values and tensors; nothing is copied."""
     views = [
-        _reader_state(view, () if view.queue is None else view.queue.tickets, view.transform, view.batch_size)
+        _reader_state(view, () if view.queue is None else view.queue.draws, view.transform, view.batch_size)
         for view in (engine.store.readers[1:] if engine.own else ())
     ]
     return {
@@ -169,9 +167,7 @@ def _part_state(part: Any) -> dict[str, Any]:
     return {"class": type(part).__name__, "state": part.state_dict()}
 
 
-def _reader_state(
-    engine: Reader, queued: Sequence[Ticket], transform: Compose, batch_size: int | None
-) -> dict[str, Any]:
+def _reader_state(engine: Reader, queued: Sequence[Draw], transform: Compose, batch_size: int | None) -> dict[str, Any]:
     """Return what a buffer or a view has of its own: sampler, queued draws, generator, transforms, episodes."""
     drawn = [*queued, *engine.pending]
     generator = None if engine.generator is None else engine.generator.get_state()
@@ -184,7 +180,7 @@ def _reader_state(
         "transforms": transform.state_dict(),
         "batch_size": batch_size,
         "unit": _unit_name(engine),
-        "pending": [show_ticket(ticket, engine) for ticket in drawn],
+        "pending": [show_draw(draw, engine) for draw in drawn],
         **({} if engine.gate is None else {"flow": engine.gate.state(drawn)}),
         **({} if engine.tracker is None else {"episodes": engine.tracker.state_dict(engine.storage)}),
     }
@@ -233,7 +229,7 @@ def own_copy(state: dict[str, Any]) -> dict[str, Any]:
 
 def check_state(
     engine: Reader, state: dict[str, Any], batch_size: int | None
-) -> tuple[dict[str, Any], list[Ticket], torch.Generator | None]:
+) -> tuple[dict[str, Any], list[Draw], torch.Generator | None]:
     """Check what can be checked before anything is loaded.
 
     Returns:
@@ -256,7 +252,7 @@ def check_state(
         engine.store.writer.check_state(state["writer"]["state"])
         part = "a replay buffer"
         check_counts(state, rows)
-        pending = [read_ticket(ticket, state, engine) for ticket in state["pending"]]
+        pending = [read_draw(draw, state, engine) for draw in state["pending"]]
         return state, pending, read_generator(state["generator"], storage.device)
     except UNREADABLE as error:
         raise_unreadable(part, error)
@@ -357,15 +353,15 @@ def saved_rows(state: dict[str, Any]) -> int:
     return int(storage["rows"]) if "rows" in storage else len(storage.get("items", ()))
 
 
-def show_ticket(ticket: Ticket, engine: Reader) -> dict[str, Any]:
+def show_draw(draw: Draw, engine: Reader) -> dict[str, Any]:
     """Return a queued draw as plain values and tensors.
 
     Its windows are saved as they were drawn: episodes may have gone on since. So are its rows, if the buffer has
     replaced one of them.
     """
-    draw, plan, kept = ticket.draw, ticket.plan, None if ticket.held is None else ticket.held.rows
-    state = {"slots": draw.slots, "weights": draw.weights, "last": ticket.last, "rng": ticket.rng}
-    more = {"stamps": draw.generations, "lengths": draw.lengths, "dice": ticket.dice}
+    plan, kept = draw.plan, None if draw.held is None else draw.held.rows
+    state = {"slots": draw.slots, "weights": draw.weights, "last": draw.last, "rng": draw.rng}
+    more = {"stamps": draw.generations, "lengths": draw.lengths, "dice": draw.dice}
     held: dict[str, Any] = {name: value for name, value in more.items() if value is not None}
     if draw.info:
         held["info"] = draw.info
@@ -373,12 +369,12 @@ def show_ticket(ticket: Ticket, engine: Reader) -> dict[str, Any]:
         held["plan"] = plan.state_dict()
     if kept is not None:
         payload = kept.source.storage.show_payload(kept.payload)
-        held["rows"] = {"payload": payload, "stale": engine.stale_rows(kept.ticket, kept)}
+        held["rows"] = {"payload": payload, "stale": engine.stale_rows(kept.draw, kept)}
     return {**state, "pad": draw.pad, "length": draw.length, **held}
 
 
-def read_ticket(state: dict[str, Any], buffer: dict[str, Any], engine: Reader) -> Ticket:
-    """Return what `show_ticket` gave, not of the buffer's writes yet, and expanded only if its windows were saved.
+def read_draw(state: dict[str, Any], buffer: dict[str, Any], engine: Reader) -> Draw:
+    """Return what `show_draw` gave, not of the buffer's writes yet, and expanded only if its windows were saved.
 
     Args:
         state: of the draw.
@@ -399,33 +395,38 @@ def read_ticket(state: dict[str, Any], buffer: dict[str, Any], engine: Reader) -
     weights, generations, lengths, dice = (None if x is None else x.to(device).clone() for x in arrays)
     info = {key: value.to(device).clone() for key, value in (state.get("info") or {}).items()} or None
     slots, pad, length = state["slots"].to(device).clone(), int(state["pad"]), int(state["length"])
-    ticket = Ticket(
-        Draw(slots, weights, info, generations, lengths, pad, length),
-        0,
-        bool(state["last"]),
-        engine.ring,
-        engine.sampler,
-        state["rng"],
+    draw = Draw(
+        slots,
+        weights,
+        info,
+        generations,
+        lengths,
+        pad,
+        length,
+        last=bool(state["last"]),
+        ring=engine.ring,
+        sampler=engine.sampler,
+        rng=state["rng"],
         dice=dice,
     )
-    _check_ticket(ticket, rows, episodes=engine.tracker is not None)
+    _check_draw(draw, rows, episodes=engine.tracker is not None)
     if "plan" in state:
         plan = Plan.from_state(state["plan"], Schema.from_json(schema), slots, rows)
         if engine.unit is not None and not plan.fields.keys() >= set(engine.unit.plan_fields):
             msg = f"a queued draw of the checkpoint lacks fields of {engine.unit!r}: it is damaged"
             raise CheckpointError(msg)
-        ticket = ticket._replace(plan=plan)
-    return _with_rows(ticket, state["rows"], engine.storage, schema) if "rows" in state else ticket
+        draw = draw._replace(plan=plan)
+    return _with_rows(draw, state["rows"], engine.storage, schema) if "rows" in state else draw
 
 
-def _check_ticket(ticket: Ticket, rows: int, *, episodes: bool) -> None:
+def _check_draw(draw: Draw, rows: int, *, episodes: bool) -> None:
     """Check a draw of a checkpoint of so many rows; `episodes` says whether the buffer can tell slices from each other.
 
     Raises:
         CheckpointError: naming what is wrong.
     """
-    slots, weights, info, generations, lengths, pad, length = ticket.draw
-    alike, problem, dice, rng = (weights, generations, lengths, *(info or {}).values()), "", ticket.dice, ticket.rng
+    slots, weights, info, generations, lengths, pad, length, *_ = draw
+    alike, problem, dice, rng = (weights, generations, lengths, *(info or {}).values()), "", draw.dice, draw.rng
     if slots.dtype is not torch.int64 or slots.ndim != 1 or not slots.numel():
         problem = "has no slots"
     elif not 0 <= int(slots.min()) <= int(slots.max()) < rows:
@@ -445,15 +446,15 @@ def _check_ticket(ticket: Ticket, rows: int, *, episodes: bool) -> None:
         raise CheckpointError(msg)
 
 
-def _with_rows(ticket: Ticket, saved: dict[str, Any], storage: Storage, schema: Any) -> Ticket:
+def _with_rows(draw: Draw, saved: dict[str, Any], storage: Storage, schema: Any) -> Draw:
     """Return a draw with the rows that it had, which the buffer has replaced."""
-    count, stale = ticket.records.shape[0], saved["stale"]
+    count, stale = draw.records.shape[0], saved["stale"]
     if not isinstance(stale, Tensor) or stale.dtype is not torch.bool or stale.shape != (count,):
         msg = "a queued draw of the checkpoint does not say which of its rows were replaced: it is damaged"
         raise CheckpointError(msg)
     payload = storage.read_payload(saved["payload"], None if schema is None else Schema.from_json(schema), count)
-    rows = Rows(Source(storage, None), payload, 0, ticket.ring, ticket, stale.to(storage.device).clone())
-    return ticket._replace(held=HeldRows(ticket, rows))
+    rows = Rows(Source(storage, None), payload, 0, draw.ring, draw, stale.to(storage.device).clone())
+    return draw._replace(held=HeldRows(draw, rows))
 
 
 # -- loading: read or mapped columns, checked, in copies of the parts, whose contents are exchanged -------------------
@@ -557,22 +558,22 @@ _EXCHANGED = ("ring", "ahead", "remover", "versions", "settled", "counts")
 """Fields of a store that a load exchanges."""
 
 
-def _of(engine: Reader, ticket: Ticket) -> Ticket:
+def _of(engine: Reader, draw: Draw) -> Draw:
     """Return a draw of an engine, or of its copy, as one of the other."""
-    drawn, held = ticket._replace(sampler=engine.sampler), ticket.held
+    drawn, held = draw._replace(sampler=engine.sampler), draw.held
     if held is not None:
-        held.ticket = held.ticket._replace(sampler=engine.sampler)
+        held.draw = held.draw._replace(sampler=engine.sampler)
         if held.rows is not None:
-            held.rows = held.rows._replace(source=engine.source, ticket=held.ticket)
+            held.rows = held.rows._replace(source=engine.source, draw=held.draw)
     return drawn
 
 
 def load_engine_states(
     targets: Sequence[tuple[Reader, Compose, int | None]],
     states: Sequence[dict[str, Any]],
-    queues: Sequence[Sequence[Ticket]] = (),
+    queues: Sequence[Sequence[Draw]] = (),
     transforms: Sequence[tuple[Compose, dict[str, Any]]] = (),
-) -> list[list[Ticket | None]]:
+) -> list[list[Draw | None]]:
     """Restore the states of several buffers, all or none; the caller holds their locks.
 
     The states are loaded into copies of the engines, whose contents take the place of the present ones at the end.
@@ -603,7 +604,7 @@ def load_engine_states(
             load.parts()
             load.draws()
         made = [load.made for load in loads if load.made.own]
-        found = [[revive(m, _of(m, ticket)) for ticket in queue] for m, queue in zip(made, queues, strict=False)]
+        found = [[revive(m, _of(m, draw)) for draw in queue] for m, queue in zip(made, queues, strict=False)]
         chains = [load.chain for load in loads] + [*transforms]
         _check_transforms(chains)
         _take(taking, loads)
@@ -722,8 +723,8 @@ class _Load:
             turned = self._storage.seam(self._saved)
             made.tracker.load_state_dict(self._storage, None if turned else state.get("episodes"))
         made.begin_sampler()
-        for ticket in made.retake([_of(made, ticket) for ticket in self._pending]):
-            found = revive(made, ticket)
+        for draw in made.retake([_of(made, draw) for draw in self._pending]):
+            found = revive(made, draw)
             if found is not None:
                 made.pending.append(found)
         if made.gate is not None:
@@ -753,7 +754,7 @@ class _Load:
         if engine.queue is not None:
             engine.queue.clear()
         engine.pending.clear()
-        engine.pending.extend([_of(engine, ticket) for ticket in made.pending])
+        engine.pending.extend([_of(engine, draw) for draw in made.pending])
         engine.generator = with_state(engine.generator, self._generator)
         engine.waiters.wake()
 
@@ -798,13 +799,13 @@ def with_state(mine: torch.Generator | None, saved: torch.Generator | None) -> t
     return mine
 
 
-def revive(engine: Reader, ticket: Ticket) -> Ticket | None:
+def revive(engine: Reader, draw: Draw) -> Draw | None:
     """Return a draw that was read for a buffer just loaded, expanded; None if its windows are not whole."""
-    ring, schema, held = engine.ring, engine.storage.schema, ticket.held
-    plan = ticket.plan if ticket.plan is None or schema is None else ticket.plan._replace(schema=schema)
-    drawn = ticket._replace(serial=ring.written, ring=ring, plan=plan, held=None)
+    ring, schema, held = engine.ring, engine.storage.schema, draw.held
+    plan = draw.plan if draw.plan is None or schema is None else draw.plan._replace(schema=schema)
+    drawn = draw._replace(serial=ring.written, ring=ring, plan=plan, held=None)
     if held is not None and held.rows is not None:
-        rows = held.rows._replace(source=engine.source, serial=ring.written, ring=ring, ticket=drawn)
+        rows = held.rows._replace(source=engine.source, serial=ring.written, ring=ring, draw=drawn)
         return drawn._replace(held=HeldRows(drawn, rows))
     found = engine.expand_again(drawn) if plan is None else drawn
     return None if found is None else engine.hold(found)
@@ -831,9 +832,9 @@ def ensemble_state(
 
 
 def _show(mix: Mix, engines: Sequence[Reader]) -> dict[str, Any]:
-    tickets = [show_ticket(ticket, engines[i]) for i, ticket in zip(mix.members, mix.tickets, strict=True)]
+    draws = [show_draw(draw, engines[i]) for i, draw in zip(mix.members, mix.draws, strict=True)]
     owed = {} if mix.owed is None else {"owed": mix.owed}
-    return {"members": mix.members, "tickets": tickets, "rng": mix.rng, **owed}
+    return {"members": mix.members, "draws": draws, "rng": mix.rng, **owed}
 
 
 def read_queue(state: dict[str, Any], parts: Sequence[Any]) -> list[Mix]:
@@ -845,7 +846,7 @@ def read_queue(state: dict[str, Any], parts: Sequence[Any]) -> list[Mix]:
     queue = []
     for mix in state["pending"]:
         chosen, owed = [int(i) for i in mix["members"]], None
-        if len(chosen) != len(mix["tickets"]) or any(not 0 <= i < len(parts) for i in chosen):
+        if len(chosen) != len(mix["draws"]) or any(not 0 <= i < len(parts) for i in chosen):
             msg = f"the checkpoint holds a queued draw from the members {chosen}: it is damaged"
             raise CheckpointError(msg)
         if "owed" in mix:
@@ -853,8 +854,8 @@ def read_queue(state: dict[str, Any], parts: Sequence[Any]) -> list[Mix]:
             if len(owed) != len(parts):
                 msg = f"the checkpoint holds a queued draw that owes rows {mix['owed']!r:.80}: it is damaged"
                 raise CheckpointError(msg)
-        pairs = zip(chosen, mix["tickets"], strict=True)
-        draws = [read_ticket(ticket, state["members"][i], parts[i]) for i, ticket in pairs]
+        pairs = zip(chosen, mix["draws"], strict=True)
+        draws = [read_draw(draw, state["members"][i], parts[i]) for i, draw in pairs]
         queue.append(Mix(chosen, draws, mix["rng"], owed))
     return queue
 
@@ -881,8 +882,8 @@ def load_ensemble_state(
         generator = read_generator(state["generator"], device)
     queues: list[list[Any]] = [[] for _ in engines]
     for mix in queue:
-        for i, ticket in zip(mix.members, mix.tickets, strict=True):
-            queues[i].append(ticket)
+        for i, draw in zip(mix.members, mix.draws, strict=True):
+            queues[i].append(draw)
     targets = [(member.engine, member.buffer.transform, member.buffer.batch_size) for member in engine.own]
     with readable("an ensemble"):
         own = [(transform, state["transforms"])]
@@ -891,9 +892,9 @@ def load_ensemble_state(
     engine.pending.clear()
     for mix in queue:
         found = [next(revived[i]) for i in mix.members]
-        tickets = [ticket for ticket in found if ticket is not None]
-        if len(tickets) == len(found):
-            engine.pending.append(mix._replace(tickets=tickets))
+        draws = [draw for draw in found if draw is not None]
+        if len(draws) == len(found):
+            engine.pending.append(mix._replace(draws=draws))
         else:  # windows that are not whole
             sampler.drew(mix.owed, -1)
     engine.generator = with_state(engine.generator, generator)
