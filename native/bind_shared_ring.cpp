@@ -15,6 +15,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <limits>
 #include <new>
 #include <optional>
 #include <string>
@@ -226,6 +227,15 @@ void bind_shared_ring(nb::module_& m) {
                      "Largest priority ever set.")
         .def_prop_ro("capacity", &SharedRing::capacity, "Slots.")
         .def_prop_ro("cursor", &SharedRing::cursor, "Slot of the next reservation.")
+        .def_prop_ro("rows", &SharedRing::rows, "Slots from this one on were never reserved.")
+        .def_prop_ro("written", &SharedRing::written,
+                     "The last serial number. For a reader, after its copy: where it is that of the draw, no slot "
+                     "was reserved.")
+        .def_prop_ro(
+            "in_order", [](const SharedRing&) { return true; }, "Whether rows are written in ring order.")
+        .def_prop_ro(
+            "reserved_from", [](const SharedRing&) { return std::numeric_limits<std::int64_t>::max(); },
+            "See `RingCounts`: no write has to be looked at.")
         .def_prop_ro("generations", &generations, "Address of int64 `[capacity]`.")
         .def_prop_ro("priorities", &priorities, "Address of float64 `[capacity]`; 0 without priorities.")
         .def_prop_ro("tree", &SharedRing::tree, nb::rv_policy::reference_internal,
@@ -241,8 +251,6 @@ void bind_shared_ring(nb::module_& m) {
         .def("writers", &SharedRing::writers,
              "Count living writers between reserve and commit. Needs the lock.")
         .def("state", &state, "Return the last serial number, holes, slots ever reserved, and complete rows.")
-        .def("unchanged_since", &SharedRing::unchanged_since, "written"_a,
-             "Return whether nothing was reserved since this serial number. For a reader, after its copy.")
         .def("generations_of", &generations_of, "slots"_a, "n"_a, "out"_a, kGenerationsOfDoc)
         .def("changed", &changed, "slots"_a, "n"_a, "written"_a, "out"_a, kChangedDoc)
         .def("committed_slots", &committed_slots, "out"_a, "limit"_a,

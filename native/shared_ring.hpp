@@ -176,6 +176,14 @@ public:
         return {written, holes, filled, control_->committed.load(std::memory_order_relaxed)};
     }
 
+    /// The last serial number. For a reader, after its copy: where it is that of the draw, no slot was reserved.
+    std::int64_t written() const {
+        std::atomic_thread_fence(std::memory_order_acquire);
+        return control_->written.load(std::memory_order_relaxed);
+    }
+    /// Slots from here on were never reserved.
+    std::int64_t rows() const { return control_->filled.load(std::memory_order_acquire); }
+
     // -- the lock ----------------------------------------------------------------------------------------
 
     bool try_lock() { return lock_within(0); }
@@ -279,12 +287,6 @@ public:
     }
 
     // -- reading; no lock needed -------------------------------------------------------------------------
-
-    /// Whether no slot was reserved since the serial number `written`. For a reader, after its copy.
-    bool unchanged_since(std::int64_t written) const {
-        std::atomic_thread_fence(std::memory_order_acquire);
-        return control_->written.load(std::memory_order_relaxed) == written;
-    }
 
     void generations_of(const std::int64_t* slots, std::int64_t n, std::int64_t* out) const {
         require_in_range(slots, n, capacity_);

@@ -783,7 +783,7 @@ class Reader(Draws):
             if self._untouched(draw):
                 raise  # else a writer is at work: look again under the lock
         ring = self.store.ring
-        if ring is draw.ring and ring.unchanged_since(draw.serial):
+        if ring is draw.ring and ring.counts.written == draw.serial:
             return Rows(source, payload, draw.serial, ring, draw)
         return self._gather_again(draw, source, payload)
 
@@ -825,7 +825,7 @@ class Reader(Draws):
     def _untouched(self, draw: Draw) -> bool:
         """Whether nothing at all was written since a draw."""
         ring = self.store.ring
-        return ring is draw.ring and ring.unchanged_since(draw.serial)
+        return ring is draw.ring and ring.written == draw.serial
 
     def replaced(self, draw: Draw) -> bool:
         """Whether a row that a draw reads was replaced since."""
@@ -861,7 +861,7 @@ class Reader(Draws):
 
     def _is_as_of(self, rows: Rows) -> bool:
         """Whether nothing was written since rows were gathered."""
-        return self.store.ring is rows.ring and self.store.ring.unchanged_since(rows.serial)
+        return self.store.ring is rows.ring and self.store.ring.written == rows.serial
 
     def stale_rows(self, draw: Draw, rows: Rows) -> Tensor:
         """Return bool `[R]`: which rows were replaced since they were gathered; the caller holds the lock."""

@@ -350,7 +350,7 @@ class Store:
             try:
                 placement = self._put(placement, payload, observers)
                 with ring.lock:
-                    if ring.is_current():
+                    if found and ring.is_current():
                         for observer, what in zip(observers.writing, found, strict=True):
                             observer.written(self, placement, what)
                     ring.commit(self.counts, rows)
@@ -436,8 +436,10 @@ class Store:
         if storage.budget:
             self._make_room(incoming.payload)
         scores = None if writer.rank_path is None else storage.scores(incoming.payload, writer.rank_path)
-        offers = [observer.place(self, incoming) for observer in observers.placing]  # a queue counts rows there
-        placement = next((offer for offer in offers if offer is not None), None)
+        placement = None
+        for observer in observers.placing:
+            offer = observer.place(self, incoming)  # a queue counts rows there
+            placement = offer if placement is None else placement
         chosen = placement is not None
         if placement is None:
             placement = writer.place(rows, self.ring, scores)

@@ -272,10 +272,6 @@ class Ring:
         newest = self.written - self.cursor + 1
         return slots + np.where(slots < self.cursor, newest, newest - self.capacity)
 
-    def unchanged_since(self, serial: int) -> bool:
-        """Whether nothing was written, patched or emptied after the row with this serial number."""
-        return self.counts.written == serial
-
     def changed(self, slots: Tensor, serial: int) -> Tensor:
         """Return bool: which of `slots` were written, patched or emptied after the row with this serial number."""
         return self.modified(slots, serial) | (self.generations(slots) == 0)

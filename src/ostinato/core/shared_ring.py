@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 
 from ostinato._backend import backend
-from ostinato.core.counts import NEVER
 from ostinato.core.records import Run
 from ostinato.core.ring import Ring
 
@@ -42,9 +41,6 @@ class SharedRing:
     """
 
     device = torch.device("cpu")
-    in_order = True
-    reserved_from = NEVER
-    """Draws made ahead hold copies of their rows: no write has to be looked at."""
 
     def __init__(self, memory: Tensor, capacity: int, *, prioritized: bool, create: bool) -> None:
         self.capacity = capacity
@@ -52,6 +48,8 @@ class SharedRing:
         self.nbytes = int(memory.nbytes)
         self._memory = memory
         self.lock: Any = backend.native.SharedRing(memory.data_ptr(), capacity, prioritized, create)  # type: ignore[union-attr]
+        self.counts = self.lock
+        """Rows, cursor and last serial number."""
         self._generations = self._words(self.lock.generations, torch.int64)
         self.priorities = self._words(self.lock.priorities, torch.float64) if prioritized else None
         """Priorities of the slots, float64 `[capacity]`, None without priorities; a view, guarded by the lock."""
@@ -73,11 +71,6 @@ class SharedRing:
 
     # -- counts --------------------------------------------------------------------------------------------------------
 
-    @property
-    def counts(self) -> SharedRing:
-        """The ring itself: its numbers are in shared memory."""
-        return self
-
     def state(self) -> tuple[int, int, int, int]:
         """Return what a draw needs.
 
@@ -91,12 +84,12 @@ class SharedRing:
     @property
     def written(self) -> int:
         """The last serial number. Serial numbers are assigned when slots are reserved."""
-        return self.state()[0]
+        return int(self.lock.written)
 
     @property
     def rows(self) -> int:
         """Slots from this one on were never reserved."""
-        return self.state()[2]
+        return int(self.lock.rows)
 
     @property
     def committed(self) -> int:
@@ -213,10 +206,6 @@ class SharedRing:
         return (self.generations(slots) == generations) & (generations > 0)
 
     holds = matches
-
-    def unchanged_since(self, written: int) -> bool:
-        """Return whether no slot was reserved since this serial number. For a reader, after its copy."""
-        return bool(self.lock.unchanged_since(written))
 
     def changed(self, slots: Tensor, written: int) -> Tensor:
         """Return bool: which slots hold no complete row or a row newer than `written`."""

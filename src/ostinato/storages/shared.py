@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ostinato.core.counts import BufferCounts
+    from ostinato.core.records import Placement
     from ostinato.core.ring import Ring
     from ostinato.storages.columns import Fields
     from ostinato.storages.table import RowArray
@@ -232,6 +233,7 @@ class SharedStorage(LazyTensorStorage):
     rotates = False
     supports_conditional_update = False
     mappable = False
+    writes = 0  # type: ignore[assignment]
     checked_hook, keep = Storage.checked_hook, Storage.keep
     """They raise: rows are saved as they are, and each stays in its slot."""
 
@@ -319,8 +321,11 @@ class SharedStorage(LazyTensorStorage):
         return SharedRing(self._segment.block("ring", nbytes), self.capacity, prioritized=self._ranked, create=create)
 
     def _require(self) -> Fields:
-        self._find()
-        return super()._require()
+        table = self._table
+        if table is None or self._ring is None:
+            self._find()
+            return super()._require()
+        return table
 
     @property
     def ring(self) -> SharedRing:
@@ -398,6 +403,10 @@ class SharedStorage(LazyTensorStorage):
         admit = super().admit
         found = None if self._ring is not None or self._find() else self._lay_out_first(lambda: admit(data, lead))
         return admit(data, lead) if found is None else found
+
+    def write(self, placement: Placement, payload: Any) -> None:
+        """Write rows to slots. One copy."""
+        self._require().write(placement, payload)
 
     def read(self, index: Any, *, swap: bool = False) -> Any:
         """Return the rows at an index, or a field of all of them by its key. Copy.

@@ -749,7 +749,7 @@ class _Load:
         vars(engine.sampler).update(vars(made.sampler))
         engine.counts, engine.tracker, engine.gate = made.counts, made.tracker, made.gate
         engine.follow()
-        if engine.own and store.storage.laid_out:
+        if store.storage.follow_ring(store.ring) is not store.ring:
             store.settle()
         if engine.queue is not None:
             engine.queue.clear()
