@@ -192,10 +192,13 @@ def _check_parts(sampler: Sampler, writer: Writer) -> None:
     Raises:
         OptionError: naming the part.
     """
-    if type(sampler) not in {RandomSampler, PrioritizedSampler}:
+    keeps = sampler.keeps_rows or sampler.watches or type(sampler).record is not Sampler.record
+    free = sampler.by_age and sampler.episodes is None and not sampler.reads and not keeps
+    if not free and type(sampler) not in {RandomSampler, PrioritizedSampler}:
         msg = (
-            f"shared=True takes the samplers RandomSampler and PrioritizedSampler, got {type(sampler).__name__}: other "
-            "processes write to such a buffer through its own one, as ostinato.compat.torchrl.for_collector lets them"
+            "shared=True takes the samplers RandomSampler and PrioritizedSampler, and those that keep nothing of rows, "
+            f"read none, and have by_age=True, got {type(sampler).__name__}: other processes write to such a buffer "
+            "through its own one, as ostinato.compat.torchrl.for_collector lets them"
         )
         raise OptionError(msg)
     if isinstance(sampler, PrioritizedSampler) and sampler.max_priority_within_buffer:
