@@ -134,8 +134,8 @@ class _Priorities:
     """
 
     def __init__(self, sampler: PrioritizedSampler, ring: Ring) -> None:
-        self._sampler = sampler
-        self._ring = ring
+        self._sampler, self._ring = sampler, ring
+        self._counts = ring.counts
 
     @classmethod
     def of(cls, engine: Reader) -> _Priorities | None:
@@ -147,7 +147,7 @@ class _Priorities:
 
     def ready(self) -> tuple[Any, ...] | None:
         """Return tree, beta, whether weights are float32, addresses and options; None if the sampler has to prepare."""
-        return self._sampler.native_state(self._ring.rows, self._ring.capacity)
+        return self._sampler.native_state(self._counts.rows, self._counts.capacity)
 
     def wrote(self, start: int, rows: int, skip: int) -> None:
         """Give rows just written the default priority."""
