@@ -122,7 +122,9 @@ class DrawnAhead(Observer):
 
     def _keep(self, waiting: list[HeldRows], ring: Ring) -> None:
         self._draws = WeakSet(waiting)
-        ring.counts.reserved_from = min((_first_write(held.draw, ring) for held in waiting), default=NEVER)
+        first = min((_first_write(held.draw, ring) for held in waiting), default=NEVER)
+        if first != ring.counts.reserved_from:
+            ring.counts.reserved_from = first
 
 
 def _may_hold(found: Tensor) -> bool:

@@ -792,11 +792,7 @@ class Reader(Draws):
         ring = self.store.ring
         if not self.storage.shared:
             return self.store.ahead.add(draw, ring)
-        rows = self.gather(draw)
-        if rows is None:
-            with ring.lock:  # no process can reserve slots now
-                again = self.fresh(draw.records.shape[0], self.generator)._replace(rng=draw.rng)
-                rows = cast("Rows", self.gather(again))
+        rows = cast("Rows", self.gather(draw))
         return rows.draw._replace(held=HeldRows(rows.draw, rows))
 
     def _gather_again(self, draw: Draw, source: Source, payload: Any) -> Rows | None:
@@ -807,11 +803,7 @@ class Reader(Draws):
             if held is not None and held.rows is not None:
                 return held.rows
             if payload is None or bool(self._changed(slots, draw.serial, draw.ring).any()):
-                if int(slots.max()) >= self.store.ring.rows:
-                    return None  # emptied, or given another storage, since the draw
-                if self.sampler.counting:
-                    return None  # the rows drawn were counted, not those that have replaced them
-                again = self.expand_again(draw)
+                again = self._drawn_again(draw)
                 if again is None:
                     return None
                 source, draw = self.store.source, again
@@ -821,6 +813,18 @@ class Reader(Draws):
                 generations = self.store.ring.generations(draw.slots)
                 draw = draw._replace(generations=generations)
             return Rows(source, payload, self.store.ring.written, self.store.ring, draw)
+
+    def _drawn_again(self, draw: Draw) -> Draw | None:
+        """Return a draw in the place of one whose rows were replaced; None if its rows, or windows, are gone.
+
+        From rows that processes share other ones are drawn then, while no process can replace them.
+        """
+        gone = int(draw.slots_read.max()) >= self.store.ring.rows  # emptied, or given another storage
+        # the rows drawn were counted, not those that have replaced them
+        again = None if gone or self.sampler.counting else self.expand_again(draw)
+        if again is None and self.storage.shared:
+            again = self.fresh(draw.records.shape[0], self.generator)._replace(rng=draw.rng)
+        return again
 
     def _untouched(self, draw: Draw) -> bool:
         """Whether nothing at all was written since a draw."""
