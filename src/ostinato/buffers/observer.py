@@ -52,6 +52,9 @@ class Observer:
         """Whether native calls may write rows, which report their slots to prioritized samplers alone."""
         return False
 
+    def follow(self, store: Store) -> None:
+        """A write, draw or update begins: follow what happened without a call of this buffer."""
+
     def wait(self, store: Store, rows: int, timeout_s: float | None) -> float | None:
         """Wait until so many rows may be written: return the seconds that are left, None if no wait was needed."""
 
@@ -128,6 +131,8 @@ class Observers(NamedTuple):
     """These override `before_write`."""
     ranking: tuple[Observer, ...]
     """These override `ranked`."""
+    following: tuple[Observer, ...]
+    """These override `follow`."""
 
     @classmethod
     def of(cls, *observers: Observer) -> Observers:
@@ -137,7 +142,8 @@ class Observers(NamedTuple):
             return tuple(o for o in observers if any(getattr(type(o), e) is not getattr(Observer, e) for e in events))
 
         writing, placing = overriding("check", "written"), overriding("place", "check_placement")
-        return cls(observers, overriding("wait"), writing, placing, overriding("before_write"), overriding("ranked"))
+        names = ("before_write", "ranked", "follow")
+        return cls(observers, overriding("wait"), writing, placing, *map(overriding, names))
 
 
 class RowValues(Observer):

@@ -824,6 +824,9 @@ class Reader(Draws):
         again = None if gone or self.sampler.counting else self.expand_again(draw)
         if again is None and self.storage.shared:
             again = self.fresh(draw.records.shape[0], self.generator)._replace(rng=draw.rng)
+            if bool((self.store.ring.generations(again.slots) <= 0).any()):
+                msg = f"{self.sampler!r} draws rows that are being written: it may draw where view.allowed() is True"
+                raise UsageError(msg)
         return again
 
     def _untouched(self, draw: Draw) -> bool:

@@ -69,7 +69,7 @@ def share(engine: Reader, drop: Callable[[], None]) -> None:
     if cursor != len(storage) % storage.capacity and len(storage) != storage.capacity:
         msg = f"the cursor was moved to {cursor} of {len(storage)} rows: fill the buffer before it is shared"
         raise UsageError(msg)
-    tracked = (engine.gate, store.versions, engine.unit, engine.tracker, store.remover, store.added)
+    tracked = (engine.gate, store.versions, engine.unit, engine.tracker, store.remover)
     shared = share_storage(storage, engine.sampler, engine.writer, *tracked)
     drop()
     store.source = Source(shared, store.source.collate)
@@ -77,6 +77,7 @@ def share(engine: Reader, drop: Callable[[], None]) -> None:
     store.parts_changed()
     store.settled = False
     store.follow_storage()
+    store.follow_processes()
     draw_apart(engine)
 
 
@@ -108,7 +109,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_seed_all)
 
 
-def _check_followed(limiter: Any, versions: Any, unit: Any, episodes: Any, remover: Any, observers: Any = ()) -> None:
+def _check_followed(limiter: Any, versions: Any, unit: Any, episodes: Any, remover: Any) -> None:
     """Check that nothing is counted or tracked that one process alone would know.
 
     Raises:
@@ -122,9 +123,6 @@ def _check_followed(limiter: Any, versions: Any, unit: Any, episodes: Any, remov
         raise OptionError(msg)
     if remover is not None:
         msg = f"shared=True writes in ring order, got {remover!r} (a remover, or rows that were deleted): leave it out"
-        raise OptionError(msg)
-    if observers:
-        msg = "shared=True does not report the writes of other processes: leave out observers of your own"
         raise OptionError(msg)
 
 
@@ -164,7 +162,7 @@ def goes_shared(engine: Reader) -> bool:
     try:
         check_shareable(storage)
         store = engine.store
-        _check_followed(engine.gate, store.versions, engine.unit, engine.tracker, store.remover, store.added)
+        _check_followed(engine.gate, store.versions, engine.unit, engine.tracker, store.remover)
     except OptionError as error:
         msg = f"this buffer cannot be shared between processes ({error}): pass a copy, pickle.loads(pickle.dumps(rb))"
         raise UsageError(msg) from error

@@ -20,6 +20,7 @@ from ostinato.buffers.options import (
     checked_run,
     raise_for_picks,
 )
+from ostinato.buffers.other_processes import OtherProcesses
 from ostinato.buffers.part_owners import check_free, forget_rows, record_owner
 from ostinato.buffers.policy_versions import Versions, check_versions
 from ostinato.buffers.rate_limit import Waiters, as_counting
@@ -94,6 +95,8 @@ class Store:
     versions: Versions | None = None
     added: tuple[Observer, ...] = ()
     """Observers of the user's own."""
+    others: OtherProcesses | None = None
+    """Reports the rows of other processes to observers of the user's own."""
     remover: Remover | None = None
     """What chooses the rows that new ones replace; None leaves that to the writer."""
     edits_seen = 0
@@ -187,7 +190,7 @@ class Store:
         if found is None or (len(self._readers) > 1 and any(ref() is None for ref in self._readers)):
             self._readers = [ref for ref in self._readers if ref() is not None]
             self.parts_changed()  # direct calls may write again
-            options = (self.saves.snapshot, self.remover, self.versions)
+            options = (self.saves.snapshot, self.remover, self.versions, self.others)
             found = self._observers = Observers.of(
                 self.ahead,
                 *(option for option in options if option is not None),
@@ -199,11 +202,18 @@ class Store:
 
     def observe(self, observer: Observer) -> None:
         """Report events to an observer of the user's own from now on, first the rows that are there."""
-        self.require_private("report to an observer, since writes of other processes are not reported")
         with self.lock:
+            self.follow_storage()
             self.added = (*self.added, observer)
-            self.parts_changed()
+            self.follow_processes()
             observer.replaced(self)
+
+    def follow_processes(self) -> None:
+        """From now on report rows that other processes write to observers of the user's own."""
+        self.parts_changed()
+        if self.storage.shared and self.added:
+            self.others = self.others or OtherProcesses()
+            self.others.replaced(self)
 
     def parts_changed(self) -> None:
         """End direct calls: parts of the buffer are about to change. Under the lock, or where no call can be made."""
@@ -248,6 +258,9 @@ class Store:
         storage = self.source.storage
         if not self.settled and storage.laid_out:
             self.settle()
+        if self.settled:
+            for observer in (self._observers or self.observers).following:
+                observer.follow(self)
         writes = storage.writes - self.counts.writes_seen
         if not writes:
             return

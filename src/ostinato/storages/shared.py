@@ -233,7 +233,7 @@ class SharedStorage(LazyTensorStorage):
     rotates = False
     supports_conditional_update = False
     mappable = False
-    writes = 0  # type: ignore[assignment]
+    writes = 0
     checked_hook, keep = Storage.checked_hook, Storage.keep
     """They raise: rows are saved as they are, and each stays in its slot."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, final
+from typing import TYPE_CHECKING, Any, TypeVar, cast, final
 
 import torch
 from torch import Tensor
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ostinato.buffers.mixing import EnsembleEngine
+    from ostinato.buffers.observer import Observer
     from ostinato.buffers.reader import Reader
     from ostinato.buffers.store import Store
     from ostinato.samplers import Sampler
@@ -159,8 +160,20 @@ def engine_state(engine: Reader, queued: Sequence[Draw], transform: Compose, bat
         **_reader_state(engine, queued, transform, batch_size),
         **({} if engine.store.left is None else {"deleted": engine.store.left.state()}),
         **({"views": views} if views else {}),
-        **({"observers": list(map(_part_state, engine.store.added))} if engine.store.added else {}),
+        **(
+            {"observers": [_observer_state(engine.store, one) for one in engine.store.added]}
+            if engine.store.added
+            else {}
+        ),
     }
+
+
+def _observer_state(store: Store, observer: Observer) -> dict[str, Any]:
+    """Return the state of an observer, with the values of the rows that are saved."""
+    part, ring = _part_state(observer), cast("Any", store.ring)
+    if store.storage.shared and ring.rows:
+        part["state"] = moved(part["state"], ring.saved_slots(), observer.row_values, ())
+    return part
 
 
 def _part_state(part: Any) -> dict[str, Any]:
@@ -751,6 +764,7 @@ class _Load:
         engine.follow()
         if store.storage.follow_ring(store.ring) is not store.ring:
             store.settle()
+            store.follow_processes()
         if engine.queue is not None:
             engine.queue.clear()
         engine.pending.clear()
