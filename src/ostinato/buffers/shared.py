@@ -20,6 +20,7 @@ from ostinato.buffers.checkpoint.state import (
 )
 from ostinato.buffers.drawn_ahead import HeldRows
 from ostinato.buffers.part_owners import record_owner
+from ostinato.buffers.pipeline import make_batch
 from ostinato.buffers.rate_limit import Ask, Stock, Waiters
 from ostinato.buffers.records import Draws, Rows, Source
 from ostinato.buffers.updates import as_sampler, check_sampler, generations_at, parse_conditional, priorities_of_rows
@@ -388,6 +389,7 @@ class SharedEngine(Draws):
         return update.result(present, present)
 
     parse_conditional = parse_conditional
+    make = make_batch
 
     def reset_priorities(self, index: Any) -> None:  # noqa: ARG002
         """Raise, where there are priorities: the largest one is not known to one process alone."""

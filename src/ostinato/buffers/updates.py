@@ -379,6 +379,22 @@ def priority_fields(draw: Draw, era: int, *, tracked: bool = False) -> dict[str,
     return found
 
 
+def row_names(engine: Engine, draw: Draw, notes: dict[Any, Any], index: Callable[[Tensor], Any]) -> dict[Any, Any]:
+    """Return what samples have besides their rows: index, weights and generations, and `notes`, `[R]` each.
+
+    Args:
+        engine: of the buffer.
+        draw: the draw.
+        notes: further entries, by name or path.
+        index: returns slots as samples name them.
+    """
+    ranks = priority_fields(draw, engine.store.era, tracked=engine.writer.tracks_generations)
+    found = {"index": index(draw.records), **ranks, **notes}
+    if "anchor_index" in notes:
+        found["anchor_index"] = index(notes["anchor_index"])
+    return found
+
+
 def in_era(generations: Tensor, era: int) -> Tensor:
     """Return generations as users see them: those of another era match no row."""
     return generations + era * GENERATIONS_PER_ERA if era else generations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
@@ -12,7 +11,7 @@ from ostinato.buffers.direct import direct_rows
 from ostinato.buffers.options import part, warn_of_sampler
 from ostinato.buffers.replay import ReplayBuffer
 from ostinato.buffers.sampling import INFO
-from ostinato.buffers.updates import parse_update, priorities_of_batch, priority_fields, steps_of
+from ostinato.buffers.updates import priorities_of_batch, row_names
 from ostinato.core import kinds
 from ostinato.core.episodes.tracker import Episodes, as_path
 from ostinato.errors import NoTensorDictError, OptionError
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato._native import Direct
-    from ostinato.buffers.options import BufferOptions
+    from ostinato.buffers.options import BufferOptions, SampleOptions
     from ostinato.core.episodes.tracker import Key
     from ostinato.core.records import Draw
     from ostinato.core.rows import Schema
@@ -102,11 +101,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         batch_size: int | None = None,
         return_info: bool = False,  # noqa: FBT001, FBT002
         include_info: bool | None = None,  # noqa: FBT001
-        *,
-        max_age: int | None = None,
-        timeout_s: float | None = None,
-        min_batch: int | None = None,
-        out: Any = None,
+        **options: Unpack[SampleOptions],
     ) -> Any:
         """Draw a batch; see `ReplayBuffer.sample`.
 
@@ -119,20 +114,12 @@ class TensorDictReplayBuffer(ReplayBuffer):
                 UserWarning,
                 stacklevel=2,
             )
-        return super().sample(
-            batch_size, return_info, max_age=max_age, timeout_s=timeout_s, min_batch=min_batch, out=out
-        )
+        return super().sample(batch_size, return_info, **options)
 
     def _finish(self, data: Any, draw: Draw, notes: dict[Any, Tensor]) -> Any:
         data = super()._finish(data, draw, notes)
         if kinds.is_tensor_collection(data):
-            engine = self._engine
-            fields = priority_fields(draw, engine.store.era, tracked=engine.writer.tracks_generations)
-            kinds.put(data, {"index": self._flat_index(draw.records), **fields, **draw.record_info})
-            if notes:
-                if "anchor_index" in notes:
-                    notes = {**notes, "anchor_index": self._flat_index(notes["anchor_index"])}
-                kinds.with_fields(data, {as_path(key): value for key, value in notes.items()})
+            kinds.put(data, row_names(self._engine, draw, {**draw.record_info, **notes}, self._flat_index))
         return data
 
     def _presented(self, found: tuple[Any, ...], schema: Schema | None, size: int, *, return_info: bool) -> Any:
@@ -167,16 +154,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         if not isinstance(sampler, PrioritySampler):
             warn_of_sampler(sampler)
             return
-        found = priorities_of_batch(data, self._priority_key, sampler.reduce, storage.ndim)
-        stale = None if engine.direct is None else engine.direct.update_priority(*found)
-        if stale is None:
-            engine.update_priorities(parse_update(*found, storage, sampler.reduce, partial(steps_of, engine)))
-        elif stale:
-            engine.count_stale(stale)
-
-    def _flat_index(self, slots: Tensor) -> Tensor:
-        index = self._index(slots)
-        return torch.stack(index, -1) if isinstance(index, tuple) else index
+        self.update_priority(*priorities_of_batch(data, self._priority_key, sampler.reduce, storage.ndim))
 
 
 class PrioritizedReplayBuffer(ReplayBuffer):

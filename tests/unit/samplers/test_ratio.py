@@ -33,7 +33,7 @@ def after(sampler: SamplerEnsemble) -> Any:
 def counts(sampler: SamplerEnsemble, size: int, rows: list[int] | None = None) -> list[int]:
     """Draw a batch and return the rows of each member."""
     split = sampler.plan(size, rows or [100] * len(sampler), None)
-    sampler.drew(split.owed)
+    sampler.drew(split.carry)
     found = [0] * len(sampler)
     for member, count in zip(split.members, split.sizes, strict=True):
         assert count > 0

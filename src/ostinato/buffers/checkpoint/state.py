@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from ostinato.buffers.drawn_ahead import HeldRows
-from ostinato.buffers.records import Mix, Rows, Source
+from ostinato.buffers.records import Rows, Source
 from ostinato.core.records import Draw, Plan
 from ostinato.core.ring import Ring
 from ostinato.core.rows import Schema
@@ -141,7 +141,6 @@ def own_tensors(state: Any) -> Any:
 
 
 FORMAT = "ostinato-buffer"
-ENSEMBLE_FORMAT = "ostinato-ensemble"
 
 
 def engine_state(engine: Reader, queued: Sequence[Draw], transform: Compose, batch_size: int | None) -> dict[str, Any]:
@@ -171,7 +170,7 @@ def _reader_state(engine: Reader, queued: Sequence[Draw], transform: Compose, ba
     return {
         "sampler": _part_state(engine.sampler),
         "rows_drawn": engine.rows_drawn,
-        "generator": None if engine.generator is None else engine.generator.get_state(),
+        "generator": generator_state(engine.generator),
         "transforms": transform.state_dict(),
         "batch_size": batch_size,
         "unit": _unit_name(engine),
@@ -317,6 +316,11 @@ def check_queued(state: dict[str, Any], engine: Reader, batch_size: int | None) 
                 f"same {what}"
             )
             raise CheckpointError(msg)
+
+
+def generator_state(generator: torch.Generator | None) -> Tensor | None:
+    """Return the state of a generator, if there is one."""
+    return None if generator is None else generator.get_state()
 
 
 def read_generator(state: Tensor | None, device: torch.device) -> torch.Generator | None:
@@ -504,6 +508,21 @@ def load_buffer(
     return None
 
 
+def load_saved(
+    engine: Reader | EnsembleEngine,
+    path: str | Path,
+    restore: Callable[[dict[str, Any]], None],
+    *,
+    verify: bool,
+    mmap: bool,
+) -> None:
+    """Read what `save_buffer` wrote, and hand the state to `restore`; see `load_buffer`."""
+    engines, name = engine.saved, engine.format_name
+    save = load_buffer(path, restore, [e.storage for e in engines], format_name=name, verify=verify, mmap=mmap)
+    for each in engines:
+        each.saves.loaded(save, each.ring, each.storage)
+
+
 def _to_map(saved: dict[str, Any], storage: Storage, _: str) -> dict[str, Any]:
     with readable("this storage"):
         seam = storage.seam(saved)
@@ -560,9 +579,9 @@ def _of(engine: Reader, draw: Draw) -> Draw:
 def load_engine_states(
     targets: Sequence[tuple[Reader, Compose, int | None]],
     states: Sequence[dict[str, Any]],
-    queues: Sequence[Sequence[Draw]] = (),
+    queued: Sequence[tuple[int, Draw]] = (),
     transforms: Sequence[tuple[Compose, dict[str, Any]]] = (),
-) -> list[list[Draw | None]]:
+) -> list[Draw | None]:
     """Restore the states of several buffers, all or none; the caller holds their locks.
 
     The states are loaded into copies of the engines, whose contents take the place of the present ones at the end.
@@ -570,7 +589,7 @@ def load_engine_states(
     Args:
         targets: the buffers, with their transforms and batch sizes.
         states: theirs.
-        queues: draws of each buffer that something else has queued.
+        queued: draws of these buffers, by their numbers, that something else has queued.
         transforms: further transforms, and their states.
 
     Returns:
@@ -592,7 +611,7 @@ def load_engine_states(
             load.parts()
             load.draws()
         made = [load.made for load in loads if load.made.own]
-        found = [[revive(m, _of(m, draw)) for draw in queue] for m, queue in zip(made, queues, strict=False)]
+        found = [revive(made[i], _of(made[i], draw)) for i, draw in queued]
         chains = [load.chain for load in loads] + [*transforms]
         _check_transforms(chains)
         progress.finish()  # after this nothing can fail
@@ -606,8 +625,8 @@ def load_engine_states(
             transform.load_state_dict(state)
     for load in loads:
         load.exchange()
-    pairs = zip(targets, found, strict=False)
-    return [[None if one is None else _of(engine, one) for one in queue] for (engine, *_), queue in pairs]
+    pairs = zip(queued, found, strict=True)
+    return [None if one is None else _of(targets[i][0], one) for (i, _), one in pairs]
 
 
 @final
@@ -786,92 +805,3 @@ def revive(engine: Reader, draw: Draw) -> Draw | None:
         return drawn._replace(held=HeldRows(drawn, rows))
     found = engine.expand_again(drawn) if plan is None else drawn
     return None if found is None else engine.hold(found)
-
-
-# -- ensembles: the state of each member, and what is the ensemble's own ----------------------------------------------
-
-
-def ensemble_state(
-    engine: EnsembleEngine, queued: Sequence[Mix], transform: Compose, batch_size: int | None
-) -> dict[str, Any]:
-    """Return the whole state of an ensemble, with draws that are queued; nothing is copied.
-
-    The caller holds the locks.
-    """
-    return {
-        "members": [member.buffer._state() for member in engine.own],  # noqa: SLF001 (one package)
-        "mixing": engine.sampler.state_dict(),
-        "generator": None if engine.generator is None else engine.generator.get_state(),
-        "transforms": transform.state_dict(),
-        "batch_size": batch_size,
-        "pending": [_show(mix, engine.engines) for mix in (*queued, *engine.pending)],
-    }
-
-
-def _show(mix: Mix, engines: Sequence[Reader]) -> dict[str, Any]:
-    draws = [show_draw(draw, engines[i]) for i, draw in zip(mix.members, mix.draws, strict=True)]
-    owed = {} if mix.owed is None else {"owed": mix.owed}
-    return {"members": mix.members, "draws": draws, "rng": mix.rng, **owed}
-
-
-def read_queue(state: dict[str, Any], parts: Sequence[Any]) -> list[Mix]:
-    """Return the draws made ahead in a state of members that have these parts.
-
-    Raises:
-        CheckpointError: if one is damaged.
-    """
-    queue = []
-    for mix in state["pending"]:
-        chosen, owed = [int(i) for i in mix["members"]], None
-        if len(chosen) != len(mix["draws"]) or any(not 0 <= i < len(parts) for i in chosen):
-            msg = f"the checkpoint holds a queued draw from the members {chosen}: it is damaged"
-            raise CheckpointError(msg)
-        if "owed" in mix:
-            owed = list(map(float, mix["owed"]))
-            if len(owed) != len(parts):
-                msg = f"the checkpoint holds a queued draw that owes rows {mix['owed']!r:.80}: it is damaged"
-                raise CheckpointError(msg)
-        pairs = zip(chosen, mix["draws"], strict=True)
-        draws = [read_draw(draw, state["members"][i], parts[i]) for i, draw in pairs]
-        queue.append(Mix(chosen, draws, mix["rng"], owed))
-    return queue
-
-
-def load_ensemble_state(
-    engine: EnsembleEngine, state: dict[str, Any], transform: Compose, batch_size: int | None
-) -> None:
-    """Restore a state, by copy; if it does not fit, nothing has changed. The caller holds the locks.
-
-    Raises:
-        CheckpointError: naming what differs.
-    """
-    engines, sampler = engine.engines, engine.sampler
-    with readable("an ensemble"):
-        members = state["members"]
-        if len(members) != len(engines):
-            msg = f"the checkpoint holds {len(members)} members, this ensemble {len(engines)}"
-            raise CheckpointError(msg)
-        sampler.check_state(state["mixing"])
-        for mine, saved in zip(engines, members, strict=True):
-            check_queued({**state, "unit": saved.get("unit")}, mine, batch_size)
-        queue = read_queue(state, engines)
-        device = engines[0].storage.device if engine.generator is None else engine.generator.device
-        generator = read_generator(state["generator"], device)
-    queues: list[list[Any]] = [[] for _ in engines]
-    for mix in queue:
-        for i, draw in zip(mix.members, mix.draws, strict=True):
-            queues[i].append(draw)
-    targets = [(member.engine, member.buffer.transform, member.buffer.batch_size) for member in engine.own]
-    with readable("an ensemble"):
-        own = [(transform, state["transforms"])]
-    revived = [iter(found) for found in load_engine_states(targets, members, queues, own)]
-    sampler.load_state_dict(state["mixing"])  # it was checked
-    engine.pending.clear()
-    for mix in queue:
-        found = [next(revived[i]) for i in mix.members]
-        draws = [draw for draw in found if draw is not None]
-        if len(draws) == len(found):
-            engine.pending.append(mix._replace(draws=draws))
-        else:  # windows that are not whole
-            sampler.drew(mix.owed, -1)
-    engine.generator = with_state(engine.generator, generator)
