@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ostinato.buffers.options import SampleOptions
     from ostinato.buffers.pipeline import Batch
     from ostinato.buffers.trajectory_view import Trajectory
     from ostinato.core.episodes.tracker import Key
@@ -550,15 +549,21 @@ class OfflineToOnlineReplayBuffer(ReplayBufferEnsemble):
         self,
         batch_size: int | None = None,
         return_info: bool = False,  # noqa: FBT001, FBT002
-        **options: Unpack[SampleOptions],
+        *,
+        max_age: int | None = None,
+        timeout_s: float | None = None,
+        min_batch: int | None = None,
+        out: Any = None,
     ) -> Any:
         """Draw a batch: rows of the dataset, then rows of the online buffer.
 
         Args:
             batch_size: rows; None takes the constructor's.
             return_info: return `(batch, info)`; the info names the rows, as that of `ReplayBufferEnsemble`.
-            **options: `out`, an earlier batch, to which the rows are copied; see `ReplayBuffer.sample`. Others must be
-                None: no call waits.
+            max_age: must be None, as must `timeout_s` and `min_batch`: no call waits.
+            timeout_s: see `max_age`.
+            min_batch: see `max_age`.
+            out: an earlier batch, to which the rows are copied; see `ReplayBuffer.sample`.
 
         Returns:
             The rows, `[B, *shape]`, transformed. Copy.
@@ -577,7 +582,9 @@ class OfflineToOnlineReplayBuffer(ReplayBufferEnsemble):
             raise EmptyBufferError(msg)
         if return_info:
             require_names(self._engine.engines)
-        return super().sample(batch_size, return_info, **options)
+        return super().sample(
+            batch_size, return_info, max_age=max_age, timeout_s=timeout_s, min_batch=min_batch, out=out
+        )
 
     def anneal(self, step: int, total_steps: int) -> None:
         """Set the share of the dataset to `offline_fraction * (1 - step / total_steps)`, at least 0.

@@ -63,15 +63,6 @@ class BufferOptions(TypedDict, total=False):
     transport_options: dict[str, Any] | None
 
 
-class SampleOptions(TypedDict, total=False):
-    """Keyword arguments of `ReplayBuffer.sample`, for signatures that pass them on."""
-
-    max_age: int | None
-    timeout_s: float | None
-    min_batch: int | None
-    out: Any
-
-
 class AnyBufferOptions(BufferOptions, total=False):
     """Keyword arguments of `ReplayBuffer` and of the subclasses that Ostinato has."""
 

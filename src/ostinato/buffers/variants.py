@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato._native import Direct
-    from ostinato.buffers.options import BufferOptions, SampleOptions
+    from ostinato.buffers.options import BufferOptions
     from ostinato.core.episodes.tracker import Key
     from ostinato.core.records import Draw
     from ostinato.core.rows import Schema
@@ -101,7 +101,11 @@ class TensorDictReplayBuffer(ReplayBuffer):
         batch_size: int | None = None,
         return_info: bool = False,  # noqa: FBT001, FBT002
         include_info: bool | None = None,  # noqa: FBT001
-        **options: Unpack[SampleOptions],
+        *,
+        max_age: int | None = None,
+        timeout_s: float | None = None,
+        min_batch: int | None = None,
+        out: Any = None,
     ) -> Any:
         """Draw a batch; see `ReplayBuffer.sample`.
 
@@ -114,12 +118,18 @@ class TensorDictReplayBuffer(ReplayBuffer):
                 UserWarning,
                 stacklevel=2,
             )
-        return super().sample(batch_size, return_info, **options)
+        return super().sample(
+            batch_size, return_info, max_age=max_age, timeout_s=timeout_s, min_batch=min_batch, out=out
+        )
 
     def _finish(self, data: Any, draw: Draw, notes: dict[Any, Tensor]) -> Any:
         data = super()._finish(data, draw, notes)
         if kinds.is_tensor_collection(data):
-            kinds.put(data, row_names(self._engine, draw, {**draw.record_info, **notes}, self._flat_index))
+            names = row_names(self._engine, draw, {**draw.record_info, **notes}, self._flat_index)
+            nested = {key: names.pop(key) for key in notes if type(key) is tuple} if notes else None
+            kinds.put(data, names)
+            if nested:
+                kinds.with_fields(data, nested)
         return data
 
     def _presented(self, found: tuple[Any, ...], schema: Schema | None, size: int, *, return_info: bool) -> Any:

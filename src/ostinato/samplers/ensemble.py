@@ -99,6 +99,8 @@ class Shares:
             EmptyBufferError: if no member has rows, and shares follow these.
             KindError, OptionError: if the function of the schedule returns something else.
         """
+        if self.points is not None and len(self.points) == 1:
+            return list(self.points[0][1])
         if self.points is not None:
             steps, shares = zip(*self.points, strict=True)
             return [float(np.interp(step, steps, column)) for column in zip(*shares, strict=True)]
