@@ -346,6 +346,13 @@ def saved_rows(state: dict[str, Any]) -> int:
     return int(storage["rows"]) if "rows" in storage else len(storage.get("items", ()))
 
 
+_SAVED = {
+    **{name: name for name in ("slots", "weights", "info", "lengths", "pad", "length", "last", "rng", "dice")},
+    "generations": "stamps",
+}
+"""Fields of a draw that checkpoints hold, by their names there; a field that is None is left out."""
+
+
 def show_draw(draw: Draw, engine: Reader) -> dict[str, Any]:
     """Return a queued draw as plain values and tensors.
 
@@ -353,17 +360,13 @@ def show_draw(draw: Draw, engine: Reader) -> dict[str, Any]:
     replaced one of them.
     """
     plan, kept = draw.plan, None if draw.held is None else draw.held.rows
-    state = {"slots": draw.slots, "weights": draw.weights, "last": draw.last, "rng": draw.rng}
-    more = {"stamps": draw.generations, "lengths": draw.lengths, "dice": draw.dice}
-    held: dict[str, Any] = {name: value for name, value in more.items() if value is not None}
-    if draw.info:
-        held["info"] = draw.info
+    state = {key: value for name, key in _SAVED.items() if (value := getattr(draw, name)) is not None}
     if plan is not None:
-        held["plan"] = plan.state_dict()
+        state["plan"] = plan.state_dict()
     if kept is not None:
         payload = kept.source.storage.show_payload(kept.payload)
-        held["rows"] = {"payload": payload, "stale": engine.stale_rows(kept.draw, kept)}
-    return {**state, "pad": draw.pad, "length": draw.length, **held}
+        state["rows"] = {"payload": payload, "stale": engine.stale_rows(kept.draw, kept)}
+    return state
 
 
 def read_draw(state: dict[str, Any], buffer: dict[str, Any], engine: Reader) -> Draw:
@@ -384,27 +387,12 @@ def read_draw(state: dict[str, Any], buffer: dict[str, Any], engine: Reader) -> 
         state = {**state, "slots": (state["slots"] - seam).remainder_(rows), **turned}
     if "rows" in state:
         rows = max(rows, engine.ring.capacity)  # rows that were replaced: nothing is read at their slots
-    arrays = [state.get(name) for name in ("weights", "stamps", "lengths", "dice")]
-    weights, generations, lengths, dice = (None if x is None else x.to(device).clone() for x in arrays)
-    info = {key: value.to(device).clone() for key, value in (state.get("info") or {}).items()} or None
-    slots, pad, length = state["slots"].to(device).clone(), int(state["pad"]), int(state["length"])
-    draw = Draw(
-        slots,
-        weights,
-        info,
-        generations,
-        lengths,
-        pad,
-        length,
-        last=bool(state["last"]),
-        ring=engine.ring,
-        sampler=engine.sampler,
-        rng=state["rng"],
-        dice=dice,
-    )
+    values = {name: state[key] for name, key in _SAVED.items() if key in state}
+    draw = Draw(**tree_map_only(Tensor, lambda value: value.to(device).clone(), values))
+    draw = draw._replace(rng=state.get("rng"), ring=engine.ring, sampler=engine.sampler)
     _check_draw(draw, rows, episodes=engine.tracker is not None)
     if "plan" in state:
-        plan = Plan.from_state(state["plan"], Schema.from_json(schema), slots, rows)
+        plan = Plan.from_state(state["plan"], Schema.from_json(schema), draw.slots, rows)
         if engine.unit is not None and not plan.fields.keys() >= set(engine.unit.plan_fields):
             msg = f"a queued draw of the checkpoint lacks fields of {engine.unit!r}: it is damaged"
             raise CheckpointError(msg)
@@ -420,7 +408,9 @@ def _check_draw(draw: Draw, rows: int, *, episodes: bool) -> None:
     """
     slots, weights, info, generations, lengths, pad, length, *_ = draw
     alike, problem, dice, rng = (weights, generations, lengths, *(info or {}).values()), "", draw.dice, draw.rng
-    if slots.dtype is not torch.int64 or slots.ndim != 1 or not slots.numel():
+    if (type(pad), type(length), type(draw.last)) != (int, int, bool):
+        problem = "has no numbers of rows"
+    elif slots.dtype is not torch.int64 or slots.ndim != 1 or not slots.numel():
         problem = "has no slots"
     elif not 0 <= int(slots.min()) <= int(slots.max()) < rows:
         problem = f"has slots beyond its {rows} rows"
