@@ -18,7 +18,7 @@ from ostinato.buffers.checkpoint.ensembles import (
 )
 from ostinato.buffers.checkpoint.save import Saves, save_buffer
 from ostinato.buffers.checkpoint.state import generator_state, load_saved
-from ostinato.buffers.options import require_tracking
+from ostinato.buffers.options import check_same_device, require_tracking
 from ostinato.buffers.rate_limit import Ask, Waiters
 from ostinato.buffers.reader import Reader
 from ostinato.buffers.records import CompositeDraw, Draws
@@ -96,14 +96,13 @@ class Member:
         """The sampler of the buffer, which may be exchanged."""
         return self.engine.sampler
 
-    def draw(self, rows: int, generator: torch.Generator | None, *, ranked: bool, ahead: bool) -> Draw:
+    def draw(self, rows: int, generator: torch.Generator | None, *, ranked: bool) -> Draw:
         """Draw slots; where a pass over the rows ends, the next one begins. The caller holds the engine's lock.
 
         Args:
             rows: how many.
             generator: source of the draws; None is the buffer's own.
             ranked: give rows of samplers without priorities the weight 1, and their generations.
-            ahead: the batch is made later, of the rows as they are now.
 
         Raises:
             EmptyBufferError: if there are no rows.
@@ -119,8 +118,7 @@ class Member:
         if ranked and draw.weights is None:
             weights = torch.ones(draw.slots.shape[0], dtype=torch.float32, device=draw.slots.device)
             draw = draw._replace(weights=weights, generations=engine.ring.generations_of_rows(draw.slots))
-        draw = engine.expand(draw, source)
-        return engine.hold(draw) if ahead else draw
+        return engine.expand(draw, source)
 
     def check_draw(self, rows: int, generator: torch.Generator | None) -> None:
         """Raise what `draw` would raise, before any member of a batch has drawn; the caller holds the engine's lock.
@@ -132,12 +130,8 @@ class Member:
             UsageError: if the sampler cannot make `rows` rows of whole slices.
         """
         engine = self.engine
-        device = engine.storage.device
-        if generator is not None and generator.device.type != device.type:
-            msg = (
-                f"the ensemble's generator lives on {generator.device}, a member's storage on {device}: use one device"
-            )
-            raise OptionError(msg)
+        if generator is not None:
+            check_same_device(generator, engine.storage)
         if engine.sampler.epochal and engine.sampler.episodes is not None:
             msg = (
                 f"{type(engine.sampler).__name__} is not available in an ensemble: a pass that ends in the middle of a "
@@ -213,13 +207,7 @@ class OwnDraws:
         """Rows that are stored."""
         return len(self.buffer)
 
-    def check_draw(self, rows: int, generator: torch.Generator | None) -> None:  # noqa: ARG002
-        """Raise `EmptyBufferError` if there are no rows."""
-        if not len(self.buffer):
-            msg = f"Cannot sample from an empty storage: {type(self.buffer).__name__} holds no rows"
-            raise EmptyBufferError(msg)
-
-    def draw(self, rows: int, generator: torch.Generator | None, *, ranked: bool, ahead: bool) -> Draw:  # noqa: ARG002
+    def draw(self, rows: int, generator: torch.Generator | None, *, ranked: bool) -> Draw:  # noqa: ARG002
         """Return as many rows without a slot."""
         return Draw(torch.full((rows,), -1, dtype=torch.int64, device="cpu"))
 
@@ -380,14 +368,15 @@ class EnsembleEngine(Draws):
             try:
                 split = self._plan(batch_size)
                 for i, rows in zip(split.members, split.sizes, strict=True):
-                    parts.append((i, self.members[i].draw(rows, generator, ranked=ranked, ahead=ahead)))
+                    parts.append((i, self.members[i].draw(rows, generator, ranked=ranked)))
             except Exception:  # a member has too few rows: what the others gave, and the generator, go back
                 self.give_back(CompositeDraw(parts))
                 if rng is not None and generator is not None:
                     generator.set_state(rng)
                 raise
             self._sampler.drew(split.carry)
-            return CompositeDraw(parts, rng if ahead else None, split.carry)
+            draw = CompositeDraw(parts, rng, split.carry)
+            return self.hold(draw) if ahead else draw
 
     def can_draw(self, rows: int) -> bool:
         """Whether a draw of so many rows does not raise, whichever members are chosen."""
@@ -417,10 +406,9 @@ class EnsembleEngine(Draws):
         Raises:
             OptionError: if a batch of this size cannot be divided.
         """
-        held: list[int] = []
+        held, asked = [len(member) for member in self.members], self.sampler.asked(size)
         refusals: dict[int, OstinatoError] = {}
-        for i, (member, rows) in enumerate(zip(self.members, self.sampler.asked(size), strict=True)):
-            held.append(len(member))
+        for i, (member, rows) in enumerate(zip(self.own, asked, strict=False)):
             try:
                 member.check_draw(rows, self.generator)
             except TooFewRowsError as error:  # it has rows, and is not left out
@@ -450,8 +438,8 @@ class EnsembleEngine(Draws):
 
     def _check(self, split: Split) -> None:
         """Raise what a member would raise that is to give its part of a batch."""
-        for i, rows in zip(split.members, split.sizes, strict=True):
-            self.members[i].check_draw(rows, self.generator)
+        for i, rows in zip(split.members, split.sizes, strict=True) if self.own else ():
+            self.own[i].check_draw(rows, self.generator)
 
     def _parts(self, draw: CompositeDraw) -> list[tuple[Reader, Draw]]:
         """Return the parts of a draw; none if the members draw by themselves."""

@@ -35,7 +35,8 @@ Rounding: TypeAlias = Literal["carry", "nearest"]
 """What becomes of the fraction of a row that a share leaves in a batch."""
 RatioSteps: TypeAlias = Literal["batches", "calls"]
 """What a schedule of the ratio counts."""
-_SAMPLEABLE = "sampleable"
+_SAMPLEABLE, _FUNCTION = "sampleable", "function"
+_OPTIONS = ("by_ratio", "sample_from_all", "num_buffer_sampled", "rounding", "ratio_steps")
 _NEARLY = 1e-6
 """A share of a batch this close to an integer is rounded: `p` may have been float32."""
 _TINY = 1e-9
@@ -126,27 +127,45 @@ class Shares:
             given = partial(_some, given, self._members, chosen)
         return Shares(self._name, given, len(chosen))
 
-    def load(self, points: Sequence[Any]) -> None:
-        """Take the points of a state; they are not divided by their sum again, which would change the last digits."""
-        self.points = sorted((step, shares) for step, shares in points)
-        self.given = dict(self.points)
+    def state(self) -> Any:
+        """Return the shares for a checkpoint: None, "sampleable", "function", or pairs of a step and the shares."""
+        if self.given is None or isinstance(self.given, str):
+            return self.given
+        return _FUNCTION if self.points is None else [list(point) for point in self.points]
 
-    def check(self, points: Sequence[Any] | None, step: Any = 0) -> None:
-        """Check the points of a state, None for a function, and its step.
+    def check(self, state: Any) -> None:
+        """Check what `state` returned.
 
         Raises:
-            CheckpointError: if they are not shares of so many members.
+            CheckpointError: if they are not such shares, of so many members.
         """
+        if (state == _FUNCTION) != callable(self.given):
+            msg = (
+                f"the shares of the checkpoint are {state!r:.80}, those of this ensemble are {self.given!r:.80}: "
+                "functions are not saved, give the same one again"
+            )
+            raise CheckpointError(msg)
+        if state == _FUNCTION or (self._name == "p" and (state is None or state == _SAMPLEABLE)):
+            return
         try:
-            for at, shares in points or ():
-                _step(at), _shares(self._name, shares, self._members)
-            _step(step)
+            sums = [
+                sum(shares) for step, shares in state if _shares(self._name, shares, self._members) and _step(step) >= 0
+            ]
         except (OptionError, KindError, TypeError, ValueError) as error:
             msg = f"the checkpoint's mixing weights do not fit this ensemble: {error}"
             raise CheckpointError(msg) from None
-        if points is not None and (not points or any(abs(sum(shares) - 1) > _NEARLY for _, shares in points)):
-            msg = f"the checkpoint's mixing weights {points!r:.80} are no shares of 1: it is damaged"
+        if not sums or any(abs(total - 1) > _NEARLY for total in sums):
+            msg = f"the checkpoint's mixing weights {state!r:.80} are no shares of 1: it is damaged"
             raise CheckpointError(msg)
+
+    def loaded(self, state: Any) -> Shares:
+        """Return the shares of a state; they are not divided by their sum again, which would change the last digits."""
+        if state == _FUNCTION:
+            return self
+        points = sorted((step, shares) for step, shares in state) if isinstance(state, list) else None
+        made = Shares(self._name, state if points is None else points[0][1], self._members)
+        made.points = made.points if points is None else points
+        return made
 
 
 def split_rows(size: int, shares: Sequence[float], carry: Sequence[float]) -> tuple[list[int], list[float]]:
@@ -257,7 +276,9 @@ class SamplerEnsemble(Group[Sampler]):
             raise OptionError(msg)
         self.rounding = check_choice("rounding", rounding, get_args(Rounding))
         self.ratio_steps = check_choice("ratio_steps", ratio_steps, get_args(RatioSteps))
-        self._by_ratio, self._step, self._carry = ratio is not None, 0, [0.0] * len(samplers)
+        self.by_ratio = ratio is not None
+        """Whether batches are divided row by row, not into equal parts."""
+        self._step, self._carry = 0, [0.0] * len(samplers)
         self._shares = Shares("ratio", ratio, len(samplers))
         if sample_from_all and p is not None:
             msg = (
@@ -283,7 +304,7 @@ class SamplerEnsemble(Group[Sampler]):
         empty = "" if self.when_empty == "renormalize" else f", when_empty={self.when_empty!r}"
         empty += "" if set(self.min_rows) == {1} else f", min_rows={list(self.min_rows)}"
         points, p = self._shares.points, self.p
-        if self._by_ratio:
+        if self.by_ratio:
             constant = points is not None and len(points) == 1
             shown = ", ".join(f"{share:.6g}" for share in self._shares.at(0)) if constant else ""
             shown = f"ratio=[{shown}]" if constant else f"ratio=schedule at step {self._step}"
@@ -299,7 +320,7 @@ class SamplerEnsemble(Group[Sampler]):
     def p(self) -> Tensor | str | None:
         """Share of each member, float64 `[members]`, of sum 1; None for equal ones. May be set at any time."""
         given, points = self._shares.given, self._shares.points
-        if self._by_ratio or given is None:
+        if self.by_ratio or given is None:
             return None
         return given if points is None else torch.tensor(points[0][1], dtype=torch.float64, device="cpu")
 
@@ -308,13 +329,13 @@ class SamplerEnsemble(Group[Sampler]):
         if value is not None and self.sample_from_all:
             msg = "an ensemble with sample_from_all=True takes equal parts from all members: p cannot be set"
             raise OptionError(msg)
-        if value is not None and self._by_ratio:
+        if value is not None and self.by_ratio:
             msg = "this ensemble divides batches by its ratio: set ratio, not p"
             raise OptionError(msg)
         if isinstance(value, str) and value != _SAMPLEABLE:
             msg = f"The only dynamic SamplerEnsemble probability is 'sampleable', got p={value!r}: or give numbers"
             raise OptionError(msg)
-        if not self._by_ratio:
+        if not self.by_ratio:
             self._shares = Shares("p", value, len(self.members))
 
     @property
@@ -324,7 +345,7 @@ class SamplerEnsemble(Group[Sampler]):
         May be set at any time to what the constructor takes as `ratio`, if the ensemble was made with one; steps and
         carry go on.
         """
-        return self._shares.at(self._step) if self._by_ratio else None
+        return self._shares.at(self._step) if self.by_ratio else None
 
     @ratio.setter
     def ratio(self, value: Ratio) -> None:
@@ -334,7 +355,7 @@ class SamplerEnsemble(Group[Sampler]):
     @property
     def share(self) -> float | None:
         """Share of the first of two members in the next batch; None without a ratio. May be set: a scheduler can."""
-        return self._shares.at(self._step)[0] if self._by_ratio else None
+        return self._shares.at(self._step)[0] if self.by_ratio else None
 
     @share.setter
     def share(self, value: float) -> None:
@@ -344,7 +365,7 @@ class SamplerEnsemble(Group[Sampler]):
     @property
     def ratio_step(self) -> int | None:
         """Steps that the schedule of the ratio has counted; None without a ratio."""
-        return self._step if self._by_ratio else None
+        return self._step if self.by_ratio else None
 
     def step(self, steps: int = 1) -> None:
         """Go on by some steps in the schedule of the ratio.
@@ -360,7 +381,7 @@ class SamplerEnsemble(Group[Sampler]):
         self._step += _step(steps)
 
     def _require_ratio(self, name: str) -> None:
-        if not self._by_ratio:
+        if not self.by_ratio:
             msg = f"{name} belongs to an ensemble with a ratio, and this one draws equal parts: make it with ratio="
             raise UsageError(msg)
 
@@ -372,7 +393,7 @@ class SamplerEnsemble(Group[Sampler]):
             OptionError: if the length of slices would change with the share.
         """
         lengths = [1]
-        for i, sampler in enumerate(self.members if self._by_ratio else ()):
+        for i, sampler in enumerate(self.members if self.by_ratio else ()):
             length = getattr(sampler, "slice_len", 1) if sampler.slices else 1
             if length is None:
                 msg = (
@@ -390,7 +411,7 @@ class SamplerEnsemble(Group[Sampler]):
             OptionError: if a batch cannot be divided so.
         """
         size = self.part_rows(batch_size)
-        if not self._by_ratio:
+        if not self.by_ratio:
             return [size] * len(self.members)
         counts, _ = self._split(size, self._shares.at(self._step))
         return [self.grain * max(1, count) for count in counts]
@@ -401,7 +422,7 @@ class SamplerEnsemble(Group[Sampler]):
         Raises:
             OptionError: if a batch cannot be divided so.
         """
-        equal = not self._by_ratio
+        equal = not self.by_ratio
         parts = self.num_buffer_sampled if equal else self.grain
         if batch_size < parts or batch_size % parts:
             name = "num_buffer_sampled" if equal else "slice_len"
@@ -425,7 +446,7 @@ class SamplerEnsemble(Group[Sampler]):
             EmptyBufferError: see `choose`.
         """
         size = self.part_rows(batch_size)
-        if not self._by_ratio:
+        if not self.by_ratio:
             chosen = self.choose(rows, generator)
             return Split(chosen, [size] * len(chosen))
         counts, carry = self._split(size, self._present(rows)[0])
@@ -434,7 +455,7 @@ class SamplerEnsemble(Group[Sampler]):
 
     def drew(self, carry: list[float] | None, batches: int = 1) -> None:
         """Count a batch of `plan` that was drawn, by what it left; with -1 take back one that was dropped."""
-        if self._by_ratio and carry is not None:
+        if self.by_ratio and carry is not None:
             self._carry = [have + batches * more for have, more in zip(self._carry, carry, strict=True)]
             if self.ratio_steps == "batches":
                 self._step = max(0, self._step + batches)
@@ -460,7 +481,7 @@ class SamplerEnsemble(Group[Sampler]):
             EmptyBufferError: if no member that may be drawn has rows, with `when_empty="raise"` if one of them has
                 none; nothing is drawn then.
         """
-        if self._by_ratio:
+        if self.by_ratio:
             msg = "an ensemble with a ratio divides batches row by row: call plan()"
             raise UsageError(msg)
         shares, whole = self._present(rows)
@@ -570,31 +591,18 @@ class SamplerEnsemble(Group[Sampler]):
         """Return an ensemble of some of the samplers, with the same ratio of shares and number of parts."""
         members, least = [self.members[i] for i in chosen], [self.min_rows[i] for i in chosen]
         parts: dict[str, Any] = {"sample_from_all": self.sample_from_all}
-        if not (self.sample_from_all or self._by_ratio):
+        if not (self.sample_from_all or self.by_ratio):
             parts["num_buffer_sampled"] = self.num_buffer_sampled
         some = type(self)(*members, when_empty=self.when_empty, min_rows=least, **parts)
-        some._by_ratio, some._step = self._by_ratio, self._step  # noqa: SLF001 (the same class)
+        some.by_ratio, some._step = self.by_ratio, self._step  # noqa: SLF001 (the same class)
         some._shares = self._shares.subset(chosen)  # noqa: SLF001
         some.rounding, some.ratio_steps = self.rounding, self.ratio_steps
         return some
 
     def state_dict(self) -> dict[str, Any]:
         """Return the distribution; the states of the members belong to their buffers. Functions are not part of it."""
-        p, points = self.p, self._shares.points
-        state: dict[str, Any] = {
-            "p": p.tolist() if isinstance(p, torch.Tensor) else p,
-            "sample_from_all": self.sample_from_all,
-            "num_buffer_sampled": self.num_buffer_sampled,
-        }
-        if self._by_ratio:
-            state["ratio"] = {
-                "points": None if points is None else [list(point) for point in points],
-                "step": self._step,
-                "carry": self._carry,
-                "rounding": self.rounding,
-                "ratio_steps": self.ratio_steps,
-            }
-        return state
+        options = {name: getattr(self, name) for name in _OPTIONS}
+        return {**options, "shares": self._shares.state(), "step": self._step, "carry": self._carry}
 
     def check_state(self, state: dict[str, Any]) -> None:
         """Check that a state is of the same distribution; `p` and numbers of `ratio` may differ: they may be set.
@@ -602,44 +610,18 @@ class SamplerEnsemble(Group[Sampler]):
         Raises:
             CheckpointError: naming what differs.
         """
-        saved, p = state.get("ratio"), state["p"]
-        if (saved is not None) != self._by_ratio:
-            how = ("a ratio", "equal parts")
-            msg = (
-                f"the checkpoint is of an ensemble that mixes by {how[saved is None]}, this one by "
-                f"{how[not self._by_ratio]}: make it with the same options"
-            )
-            raise CheckpointError(msg)
-        if saved is None:
-            require_options(self, state, ("sample_from_all", "num_buffer_sampled"))
-            if p is not None and p != _SAMPLEABLE:
-                self._shares.check([(0, p)])
-            return
-        require_options(self, saved, ("rounding", "ratio_steps"))
-        points, carry = saved["points"], saved["carry"]
-        if (points is None) != (self._shares.points is None):
-            words = ("a function of the step", "numbers")
-            msg = (
-                f"the ratio of the checkpoint is {words[points is not None]}, that of this ensemble "
-                f"{words[points is None]}: functions are not saved, give the same one again"
-            )
-            raise CheckpointError(msg)
-        self._shares.check(points, saved["step"])
-        if len(carry) != len(self) or abs(sum(carry)) > _NEARLY:
-            msg = f"the checkpoint's mixing ratio is not of {len(self)} members: it is of others, or damaged"
+        require_options(self, state, _OPTIONS)
+        self._shares.check(state["shares"])
+        step, carry = state["step"], state["carry"]
+        if type(step) is not int or step < 0 or len(carry) != len(self) or abs(sum(carry)) > _NEARLY:
+            msg = f"the checkpoint's steps and carry are not of {len(self)} members: it is of others, or damaged"
             raise CheckpointError(msg)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned, including `p` and the ratio, its step and its carry."""
         self.check_state(state)
-        p, ratio = state["p"], state.get("ratio")
-        if ratio is None:
-            self._shares = Shares("p", p, len(self))
-        else:
-            self._step, self._carry = int(ratio["step"]), list(ratio["carry"])
-        points = [(0, p)] if isinstance(p, list) else None if ratio is None else ratio["points"]
-        if points is not None:  # a function stays the one that was given
-            self._shares.load(points)
+        self._shares = self._shares.loaded(state["shares"])
+        self._step, self._carry = state["step"], list(state["carry"])
 
 
 def _shares(name: str, value: Any, members: int) -> list[float]:

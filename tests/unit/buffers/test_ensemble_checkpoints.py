@@ -75,7 +75,7 @@ def test_damaged_states_are_refused() -> None:
     before = other.state_dict()
     damages: list[Any] = [
         lambda state: state["pending"][0]["parts"][0].__setitem__(0, 3),
-        lambda state: state["mixing"].update(p=[1.0, -1.0, 1.0]),
+        lambda state: state["mixing"].update(shares=[[0, [1.0, -1.0, 1.0]]]),
         lambda state: state["pending"][0]["parts"][0][1]["slots"].__setitem__(0, 10),
         lambda state: state.update(batch_size=12),
     ]
