@@ -185,7 +185,7 @@ def test_states_of_others_are_refused_and_change_nothing() -> None:
     before = after(sampler)
     for change, words in DAMAGED:
         with pytest.raises(CheckpointError, match=words):
-            sampler.load_state_dict({**sampler.state_dict(), **change})
+            sampler.load_state_dict({**before, **change})
         assert after(sampler) == before
     with pytest.raises(CheckpointError, match="by_ratio"):
         sampler.load_state_dict(SamplerEnsemble(RandomSampler(), RandomSampler()).state_dict())
