@@ -17,6 +17,7 @@ from torchrl.data.replay_buffers import scheduler
 import ostinato
 from ostinato.buffers.options import BufferOptions
 from ostinato.compat import torchrl as compat
+from ostinato.samplers.ensemble import MixOptions
 from ostinato.samplers.slices import SliceOptions
 
 from ..test_docs import pages_of, run_blocks
@@ -85,7 +86,9 @@ def _arguments(cls: Any) -> list[str]:
     """Return the names of the arguments of a class, those that it passes on as `Unpack` included."""
     found: list[str] = []
     for name, parameter in inspect.signature(cls.__init__).parameters.items():
-        options = [kind for kind in (BufferOptions, SliceOptions) if kind.__name__ in str(parameter.annotation)]
+        options = [
+            kind for kind in (BufferOptions, SliceOptions, MixOptions) if kind.__name__ in str(parameter.annotation)
+        ]
         if options:
             found += options[0].__annotations__
         elif name not in {"self", "args"}:

@@ -23,6 +23,7 @@ from ostinato.core.records import Request
 from ostinato.core.rows import describe
 from ostinato.datasets import DatasetStorage, open_dataset
 from ostinato.datasets.cache import BlockCache
+from ostinato.datasets.checkpoints import rows_by_episode
 from ostinato.datasets.columns import BlockColumn, TensorColumn, TextColumn
 from ostinato.datasets.dataset import Contents
 from ostinato.datasets.export import ExportOptions, ExportReport, write_dataset
@@ -161,11 +162,7 @@ def _episodes(engine: Engine, storage: Any) -> tuple[Tensor, Tensor]:
     tracker = engine.tracker
     if tracker is None:
         tracker = EpisodeTracker(Episodes(traj_key=_IDS, optional=True), 1, 1)
-    table = tracker.table(storage)
-    first, lengths, _, _ = table.episodes()
-    steps = torch.arange(int(lengths.sum()), device="cpu")
-    steps -= torch.repeat_interleave(lengths.cumsum(0) - lengths, lengths)
-    return table.shift(torch.repeat_interleave(first, lengths), steps), lengths
+    return rows_by_episode(tracker.table(storage))
 
 
 def _texts(values: Any, path: FieldPath) -> TextColumn:
@@ -454,8 +451,8 @@ class _EndFlags:
         self.dataset = dataset
         self.set_at: dict[FieldPath, Tensor] = {}
         """Fields that are set to True, and the positions in the selection where."""
-        self.added: dict[FieldPath, tuple[tuple[int, ...], Tensor]] = {}
-        """Fields that the dataset lacks, with their shape in the buffer, and the positions where they are True."""
+        self.added: dict[FieldPath, tuple[int, ...]] = {}
+        """Those of these fields that the dataset lacks, and their shape in the buffer."""
         marked: Any = dataset.episode_ends
         ends: Tensor = marked[chosen].clone()
         ends[:-1] |= chosen[1:] != chosen[:-1] + 1
@@ -489,7 +486,7 @@ class _EndFlags:
         marking = [path for path in paths if path[-1] != "terminated"]
         for path in marking:
             if path not in known:
-                self.added[path] = stored.get(path, ()), last
+                self.added[path], self.set_at[path] = stored.get(path, ()), last
             elif open_ends.shape[0]:
                 self.set_at[path] = open_ends
         if open_ends.shape[0] and not marking:
@@ -500,7 +497,7 @@ class _EndFlags:
                 )
                 raise SchemaError(msg)
             path = (*paths[0][:-1], "truncated")
-            self.added[path] = stored.get(path, ()), open_ends
+            self.added[path], self.set_at[path] = stored.get(path, ()), open_ends
         missing = [path for path in self.added if stored and path not in stored]
         if missing:
             msg = (
@@ -512,18 +509,13 @@ class _EndFlags:
     def mark(self, payload: Any, first: int, last: int) -> Any:
         """Return the rows `[first, last)` of the selection, with flags."""
         schema, rows = self.dataset.schema, last - first
+        added: dict[Any, Tensor] = {
+            path: torch.zeros((rows, *shape), dtype=torch.bool, device="cpu") for path, shape in self.added.items()
+        }
         for path, at in self.set_at.items():
-            value: Tensor = payload.leaves[schema.find(path)]
-            value[at[(at >= first) & (at < last)] - first] = True
-        data = self.dataset.present(payload, (rows,))
-        if not self.added:
-            return data
-        values: dict[Any, Tensor] = {}
-        for path, (shape, at) in self.added.items():
-            flags = torch.zeros((rows, *shape), dtype=torch.bool, device="cpu")
+            flags: Tensor = added[path] if path in added else payload.leaves[schema.find(path)]
             flags[at[(at >= first) & (at < last)] - first] = True
-            values[path] = flags
-        return kinds.with_fields(data, values)
+        return kinds.with_fields(self.dataset.present(payload, (rows,)), added)
 
 
 def _resolved(wanted: Episodes, known: set[FieldPath]) -> Episodes:

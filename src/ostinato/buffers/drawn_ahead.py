@@ -17,7 +17,7 @@ from ostinato.core.counts import NEVER
 from ostinato.core.records import Run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
 
     from torch import Tensor
 
@@ -83,14 +83,7 @@ class DrawnAhead(Observer):
         in_order = (placement.start - placement.skip - ring.cursor) % ring.capacity == 0
         if in_order and ring.written + placement.total < ring.counts.reserved_from:
             return
-        waiting: list[HeldRows] = []
-        for held in self._live(ring):
-            distance = (held.draw.slots_read - placement.start).remainder(ring.capacity)
-            if _may_hold(distance < placement.rows):
-                held.rows = store.read_rows(held.draw)
-            else:
-                waiting.append(held)
-        self._keep(waiting, ring)
+        self._copy(store, lambda slots: (slots - placement.start).remainder(ring.capacity) < placement.rows)
         if not in_order:
             self.cursor_moves(ring)
 
@@ -100,13 +93,7 @@ class DrawnAhead(Observer):
 
     def before_removal(self, store: Store, slots: Tensor | None) -> None:
         """Copy rows that leave, int64 `[n]`; None stands for all rows."""
-        waiting: list[HeldRows] = []
-        for held in self._live(store.ring):
-            if slots is None or _may_hold(torch.isin(held.draw.slots_read, slots)):
-                held.rows = store.read_rows(held.draw)
-            else:
-                waiting.append(held)
-        self._keep(waiting, store.ring)
+        self._copy(store, None if slots is None else lambda read: torch.isin(read, slots))
 
     def before_move(self, store: Store) -> None:
         """Copy all rows: they get other slots."""
@@ -116,20 +103,24 @@ class DrawnAhead(Observer):
         """Let the next write look at all draws: the cursor is about to be moved."""
         ring.counts.reserved_from = 0 if self._draws else NEVER
 
-    def _live(self, ring: Ring) -> Iterator[HeldRows]:
-        """Return the draws of this ring whose rows have not been copied."""
-        return (held for held in self._draws if held.rows is None and held.draw.ring is ring)
+    def _copy(self, store: Store, changed: Callable[[Tensor], Tensor] | None) -> None:
+        """Copy the rows of the draws of this ring that read slots which `changed` finds among them; None finds all.
 
-    def _keep(self, waiting: list[HeldRows], ring: Ring) -> None:
+        On an accelerator what it finds is not looked at: copying the rows costs less.
+        """
+        ring, waiting = store.ring, []
+        for held in self._draws:
+            if held.rows is not None or held.draw.ring is not ring:
+                continue
+            found = None if changed is None else changed(held.draw.slots_read)
+            if found is None or not found.is_cpu or bool(found.any()):
+                held.rows = store.read_rows(held.draw)
+            else:
+                waiting.append(held)
         self._draws = WeakSet(waiting)
         first = min((_first_write(held.draw, ring) for held in waiting), default=NEVER)
         if first != ring.counts.reserved_from:
             ring.counts.reserved_from = first
-
-
-def _may_hold(found: Tensor) -> bool:
-    """Whether one of the values is True; on an accelerator they are not looked at: copying the rows costs less."""
-    return not found.is_cpu or bool(found.any())
 
 
 def _first_write(draw: Draw, ring: Ring) -> int:

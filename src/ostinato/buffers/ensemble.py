@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn, final
+from typing import TYPE_CHECKING, Any, NoReturn, Unpack, final
 
 import torch
 
 from ostinato._optional import require
-from ostinato.buffers.checkpoint.save import save_buffer
-from ostinato.buffers.checkpoint.state import read_generator, with_state
+from ostinato.buffers.checkpoint.ensembles import check_mixing, load_mixing, mixing_state
+from ostinato.buffers.checkpoint.state import FORMAT, generator_state, read_generator, with_state
 from ostinato.buffers.lifecycle import name_methods
 from ostinato.buffers.mixing import (
     EnsembleEngine,
-    EnsemblePipeline,
     Member,
     OwnDraws,
     adds_names,
@@ -22,6 +21,7 @@ from ostinato.buffers.mixing import (
     without_names,
 )
 from ostinato.buffers.options import check_generator, check_prefetch, own, part, positive
+from ostinato.buffers.pipeline import Pipeline
 from ostinato.buffers.queries import slots_in_order
 from ostinato.buffers.replay import ReplayBuffer
 from ostinato.buffers.routed import RoutedBuffer, check_route, require_names
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from ostinato.buffers.reader import Reader
     from ostinato.buffers.trajectory_view import Trajectory
     from ostinato.core.episodes.tracker import Key
-    from ostinato.samplers.ensemble import Ratio, RatioSteps, Rounding, WhenEmpty
+    from ostinato.samplers.ensemble import MixOptions, Rounding, WhenEmpty
 
 
 def check_buffers(rbs: Sequence[Any]) -> None:
@@ -174,16 +174,6 @@ class ReplayBufferEnsemble(RoutedBuffer):
         collate_fn: makes a batch of the list of parts; None stacks them. Parts whose fields or shapes differ are
             stacked lazily where they are TensorDicts, and need a `collate_fn` where they are not.
         collate_fns: for each member what takes the place of its `collate_fn`, or None.
-        p: weights of the members; see `SamplerEnsemble`, also for the next two.
-        sample_from_all: one part from every member.
-        num_buffer_sampled: parts of a batch.
-        when_empty: "renormalize", the default, leaves members without rows to draw out of a batch and warns once,
-            "raise" raises EmptyBufferError for them, "fill" leaves them out without a warning; see `SamplerEnsemble`.
-        ratio: share of each member in every batch, of two members also that of the first, or a schedule of them;
-            excludes `p`, `sample_from_all` and `num_buffer_sampled`. See `SamplerEnsemble`, also for the next three.
-        rounding: "carry", the default, or "nearest".
-        ratio_steps: what a schedule counts: "batches", the default, or "calls" of `step`.
-        min_rows: rows that a member must hold to be drawn from; 1 by default.
         source_key: field of batches, nested ones as a tuple, that gets the number of the member of each row, int64;
             transforms of the ensemble see it. For batches of dicts and TensorDicts.
         routing_key: field, nested ones as a tuple, that holds the number of the member of each row: with it `add` and
@@ -197,6 +187,12 @@ class ReplayBufferEnsemble(RoutedBuffer):
         shared: must be False: an ensemble serves one process.
         compilable: no effect, see `ReplayBuffer`.
         delayed_init: no effect, see `ReplayBuffer`.
+        **mix: options of a `SamplerEnsemble`, which describes them: `p`, weights of the members; `sample_from_all`, one
+            part from every member; `num_buffer_sampled`, parts of a batch; `when_empty`, "renormalize" (leave members
+            without rows to draw out of a batch and warn once), "raise" (EmptyBufferError) or "fill" (no warning);
+            `ratio`, share of each member in every batch, of two members also that of the first, or a schedule of them,
+            instead of the first three; `rounding`, "carry" or "nearest"; `ratio_steps`, what a schedule counts,
+            "batches" or "calls" of `step`; `min_rows`, rows that a member must hold to be drawn from.
 
     Raises:
         KindError: if something is not of its class.
@@ -213,8 +209,6 @@ class ReplayBufferEnsemble(RoutedBuffer):
                 [1., 1., 1.]])
     """
 
-    _pipeline_class = EnsemblePipeline
-
     def __init__(
         self,
         *rbs: ReplayBuffer,
@@ -225,14 +219,6 @@ class ReplayBufferEnsemble(RoutedBuffer):
         batch_size: int | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         collate_fns: Sequence[Callable[[Any], Any] | None] | None = None,
-        p: Sequence[float] | Tensor | str | None = None,
-        sample_from_all: bool = False,
-        num_buffer_sampled: int | None = None,
-        when_empty: WhenEmpty | None = None,
-        ratio: Ratio | None = None,
-        rounding: Rounding | None = None,
-        ratio_steps: RatioSteps | None = None,
-        min_rows: int | Sequence[int] | None = None,
         source_key: Key | None = None,
         routing_key: Key | None = None,
         routing_dim: int | None = None,
@@ -242,21 +228,12 @@ class ReplayBufferEnsemble(RoutedBuffer):
         shared: bool = False,
         compilable: bool = False,  # noqa: ARG002
         delayed_init: bool = False,  # noqa: ARG002
+        **mix: Unpack[MixOptions],
     ) -> None:
         if shared:
             msg = "shared=True is not available for an ensemble: it serves the threads of one process"
             raise OptionError(msg)
-        mix: dict[str, Any] = {
-            "p": p,
-            "sample_from_all": sample_from_all or None,
-            "num_buffer_sampled": num_buffer_sampled,
-            "when_empty": when_empty,
-            "ratio": ratio,
-            "rounding": rounding,
-            "ratio_steps": ratio_steps,
-            "min_rows": min_rows,
-        }
-        given = {name: value for name, value in mix.items() if value is not None}
+        given: Any = {name: value for name, value in mix.items() if value is not None and value is not False}
         if rbs:
             if any(parts is not None for parts in (storages, samplers, writers)):
                 msg = "an ensemble is made of buffers, or else of storages=, samplers= and writers=, not of both"
@@ -283,7 +260,7 @@ class ReplayBufferEnsemble(RoutedBuffer):
         self._source = None if source_key is None else as_path(source_key)
         self._transform = Compose.of(transform)
         self._engine = engine
-        self._pipeline = EnsemblePipeline(engine, check_prefetch(prefetch, self._batch_size))  # type: ignore[arg-type]
+        self._pipeline = Pipeline(engine, check_prefetch(prefetch, self._batch_size))  # type: ignore[arg-type]
 
     # -- what there is ----------------------------------------------------------------------------------------
 
@@ -406,6 +383,18 @@ class ReplayBufferEnsemble(RoutedBuffer):
         with self._engine.lock:
             found = [rb.query(predicate, trajectory_key=trajectory_key) for rb in self.members]
         return [one for part in found for one in part]
+
+    def synchronize(self) -> None:
+        """Wait for pending updates and queued batches, of the members too, and raise the first error of one."""
+        super().synchronize()
+        for member in self._engine.own:
+            member.buffer.synchronize()
+
+    def close(self) -> None:
+        """End the threads, of the members too."""
+        super().close()
+        for member in self._engine.own:
+            member.buffer.close()
 
     def stats(self) -> BufferStats:
         """Count rows, draws, ages and waits over all members. Cost: O(rows), for the ages."""
@@ -678,19 +667,26 @@ class OfflineToOnlineEngine(EnsembleEngine):
     The checkpoint is one of the online buffer with one more entry, so that `ReplayBuffer.loads` reads it, too.
     """
 
+    format_name = FORMAT
+
     @property
     def online(self) -> ReplayBuffer:
         """The online buffer."""
         buffer: ReplayBuffer = self.members[1].buffer
         return buffer
 
+    @property
+    def saved(self) -> list[Reader]:
+        """The engine of the online buffer."""
+        return self.engines[1:]
+
+    def checker(self) -> Callable[[dict[str, Any]], None]:
+        """Return what checks a saved state of the online buffer; the caller holds the locks."""
+        return self.engines[1].checker()
+
     def state(self, queued: Sequence[Any], transform: Compose, batch_size: int | None) -> dict[str, Any]:  # noqa: ARG002
         """Return the state of the online buffer, and that of the mixture; nothing is copied."""
-        mixture = {
-            "mixing": self.sampler.state_dict(),
-            "generator": None if self.generator is None else self.generator.get_state(),
-            "draws": _draws_of(self.engines[0]) if self.engines else None,
-        }
+        mixture = {**mixing_state(self), "draws": _draws_of(self.engines[0]) if self.engines else None}
         return {**self.online._state(), "offline": mixture}  # noqa: SLF001 (one package)
 
     def load_state(self, state: dict[str, Any], transform: Compose, batch_size: int | None) -> None:  # noqa: ARG002
@@ -704,13 +700,11 @@ class OfflineToOnlineEngine(EnsembleEngine):
             raise CheckpointError(msg)
         mixture, rest = state["offline"], {key: value for key, value in state.items() if key != "offline"}
         with readable("this mixture"):
-            self.sampler.check_state(mixture["mixing"])
-            generator = read_generator(mixture["generator"], self.online.storage.device)
+            generator = check_mixing(self, mixture, self.online.storage.device)
             draws = mixture["draws"] if self.engines else None
             source = None if draws is None else _check_draws(self.engines[0], draws)
         self.online.load_state_dict(rest)
-        self.sampler.load_state_dict(mixture["mixing"])
-        self.generator = with_state(self.generator, generator)
+        load_mixing(self, mixture, generator)
         if draws is not None:
             dataset = self.engines[0]
             dataset.parts_changed()
@@ -718,13 +712,11 @@ class OfflineToOnlineEngine(EnsembleEngine):
             dataset.begin_sampler()
             dataset.generator = with_state(dataset.generator, source)
 
-    def save(self, path: str | Path, state: Callable[[], dict[str, Any]], *, incremental: bool) -> None:
+    def save(self, path: str | Path, state: Callable[[], dict[str, Any]], *, incremental: bool = False) -> None:
         """Save `state()` to a directory; see `ReplayBuffer.dumps`."""
         self.online.synchronize()
-        if self.engines:
-            save_buffer(path, self.engines[1:], state, locked=lambda: self.lock, incremental=incremental)
-        else:
-            self.online._engine.save(path, state, incremental=incremental)  # noqa: SLF001 (one package)
+        save = super().save if self.engines else self.online._engine.save  # noqa: SLF001 (one package)
+        save(path, state, incremental=incremental)
 
     def load(self, path: str | Path, restore: Callable[[dict[str, Any]], None], *, verify: bool, mmap: bool) -> None:
         """Read a directory and hand its state to `restore`; see `ReplayBuffer.loads`."""
@@ -740,7 +732,7 @@ def _draws_of(engine: Reader) -> dict[str, Any]:
         "rows": len(engine.storage),
         "fingerprint": getattr(engine.storage, "fingerprint", None),  # of a dataset of files
         "sampler": engine.sampler.state_dict(),
-        "generator": None if engine.generator is None else engine.generator.get_state(),
+        "generator": generator_state(engine.generator),
     }
 
 

@@ -54,8 +54,6 @@ class Lifecycle:
     _priority_path: tuple[str, ...] | None = None
     """Path of the field that holds priorities, where rows are TensorDicts."""
 
-    _pipeline_class: type[Pipeline] = Pipeline
-
     _writer_class: type[Writer] = RoundRobinWriter
     """The default writer."""
 
@@ -154,9 +152,9 @@ class Lifecycle:
             self._engine.parts_changed()
             pipeline.ended = True
         try:
-            pipeline.synchronize()
+            self.synchronize()
         finally:
-            pipeline.close()
+            self.close()
 
     def synchronize(self) -> None:
         """Wait until pending updates are written and prefetched batches are made; these stay queued.
@@ -288,7 +286,7 @@ class Lifecycle:
         drawn = [engine.hold(draw) for draw in (*queued, *engine.pending)]
         engine.pending.clear()
         engine.pending.extend(drawn)
-        self._pipeline = self._pipeline_class(self._engine, depth)
+        self._pipeline = Pipeline(self._engine, depth)
 
 
 def name_methods(public: str, *bases: type) -> None:

@@ -4,31 +4,30 @@ from __future__ import annotations
 
 from collections import deque
 from contextlib import ExitStack
-from functools import partial
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import torch
 from torch import Tensor
 
-from ostinato.buffers.checkpoint.save import Saves, ensemble_checker, save_buffer
-from ostinato.buffers.checkpoint.state import (
+from ostinato.buffers.checkpoint.ensembles import (
     ENSEMBLE_FORMAT,
+    ensemble_checker,
     ensemble_state,
-    load_buffer,
     load_ensemble_state,
 )
-from ostinato.buffers.options import require_tracking
-from ostinato.buffers.pipeline import Pipeline
+from ostinato.buffers.checkpoint.save import Saves, save_buffer
+from ostinato.buffers.checkpoint.state import generator_state, load_saved
+from ostinato.buffers.options import check_same_device, require_tracking
 from ostinato.buffers.rate_limit import Ask, Waiters
-from ostinato.buffers.records import Draws, Mix
+from ostinato.buffers.records import CompositeDraw, Draws
 from ostinato.buffers.replay import ReplayBuffer
 from ostinato.buffers.routed import EnsembleUpdate, read_names, steps_of_all
 from ostinato.buffers.sampling import INFO
-from ostinato.buffers.updates import in_era, join_results, parse_conditional, part_of, priority_fields, slots_of_rows
+from ostinato.buffers.updates import in_era, join_results, parse_conditional, row_names, slots_of_rows
 from ostinato.buffers.variants import TensorDictReplayBuffer
 from ostinato.core import kinds
-from ostinato.core.records import Run
+from ostinato.core.records import Draw, Run
 from ostinato.errors import (
     EmptyBufferError,
     KindError,
@@ -39,21 +38,19 @@ from ostinato.errors import (
     UsageError,
 )
 from ostinato.samplers import RandomSampler, Sampler
-from ostinato.samplers.ensemble import Split
 from ostinato.samplers.priorities import read_priorities
 from ostinato.storages import StorageEnsemble
 from ostinato.writers import WriterEnsemble
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
-    from ostinato.buffers.pipeline import Finish, Prefetcher
+    from ostinato.buffers.pipeline import Prefetcher
     from ostinato.buffers.reader import Reader
     from ostinato.buffers.records import Rows
     from ostinato.buffers.updates import ConditionalUpdateResult
-    from ostinato.core.records import Draw
     from ostinato.samplers import SamplerEnsemble
+    from ostinato.samplers.ensemble import Split
 
 _PLAIN = Ask()
 
@@ -99,14 +96,13 @@ class Member:
         """The sampler of the buffer, which may be exchanged."""
         return self.engine.sampler
 
-    def draw(self, rows: int, generator: torch.Generator | None, *, ranked: bool, ahead: bool) -> Draw:
+    def draw(self, rows: int, generator: torch.Generator | None, *, ranked: bool) -> Draw:
         """Draw slots; where a pass over the rows ends, the next one begins. The caller holds the engine's lock.
 
         Args:
             rows: how many.
             generator: source of the draws; None is the buffer's own.
             ranked: give rows of samplers without priorities the weight 1, and their generations.
-            ahead: the batch is made later, of the rows as they are now.
 
         Raises:
             EmptyBufferError: if there are no rows.
@@ -122,8 +118,7 @@ class Member:
         if ranked and draw.weights is None:
             weights = torch.ones(draw.slots.shape[0], dtype=torch.float32, device=draw.slots.device)
             draw = draw._replace(weights=weights, generations=engine.ring.generations_of_rows(draw.slots))
-        draw = engine.expand(draw, source)
-        return engine.hold(draw) if ahead else draw
+        return engine.expand(draw, source)
 
     def check_draw(self, rows: int, generator: torch.Generator | None) -> None:
         """Raise what `draw` would raise, before any member of a batch has drawn; the caller holds the engine's lock.
@@ -135,12 +130,8 @@ class Member:
             UsageError: if the sampler cannot make `rows` rows of whole slices.
         """
         engine = self.engine
-        device = engine.storage.device
-        if generator is not None and generator.device.type != device.type:
-            msg = (
-                f"the ensemble's generator lives on {generator.device}, a member's storage on {device}: use one device"
-            )
-            raise OptionError(msg)
+        if generator is not None:
+            check_same_device(generator, engine.storage)
         if engine.sampler.epochal and engine.sampler.episodes is not None:
             msg = (
                 f"{type(engine.sampler).__name__} is not available in an ensemble: a pass that ends in the middle of a "
@@ -153,15 +144,13 @@ class Member:
 
     def make(self, draw: Draw) -> tuple[Any, Rows, dict[Any, Tensor]] | None:
         """Return the batch of a draw, its rows, and what names each row; None if it cannot be made."""
-        buffer, engine = self.buffer, self.engine
-        made = buffer._pipeline.make(draw, buffer._finish, self.collate)  # noqa: SLF001
+        buffer = self.buffer
+        made = self.engine.make(draw, buffer._finish, self.collate)  # noqa: SLF001 (one package)
         if made is None:
             return None
         data, rows, notes = made
-        if "anchor_index" in notes:
-            notes = {**notes, "anchor_index": self.as_index(notes["anchor_index"])}
-        ranks = priority_fields(rows.draw, engine.store.era, tracked=engine.writer.tracks_generations)
-        return data, rows, {("index", "index"): self.as_index(rows.draw.records), **ranks, **notes}
+        names: dict[Any, Tensor] = row_names(self.engine, rows.draw, notes, buffer._flat_index)  # noqa: SLF001
+        return data, rows, {("index", "index"): names.pop("index"), **names}
 
     def write(self, rows: Any, *, ranked: bool) -> tuple[Tensor, Tensor]:
         """Write rows that the engine has checked; return the index and the generation of each, int64 `[n]`.
@@ -178,12 +167,7 @@ class Member:
         generations = torch.zeros_like(slots)
         numbered = generations[written].shape[0]
         generations[written] = torch.arange(before + 1, before + 1 + numbered, device=slots.device)
-        return self.as_index(slots), in_era(generations, engine.store.era)
-
-    def as_index(self, slots: Tensor) -> Tensor:
-        """Return slots as users see them, int64 `[B]`, with `ndim=2` `[B, 2]`."""
-        index = self.buffer._index(slots)  # noqa: SLF001
-        return torch.stack(index, -1) if isinstance(index, tuple) else index
+        return self.buffer._flat_index(slots), in_era(generations, engine.store.era)  # noqa: SLF001
 
 
 def _joined(draws: Sequence[Draw]) -> Draw:
@@ -208,7 +192,7 @@ def adds_names(buffer: Any) -> bool:
 class OwnDraws:
     """A member that draws by itself, by `sample(n)`: a dataset of another library, or a buffer of several processes.
 
-    Its rows have no names; the draw of a part is the number of its rows, and is made as its batch is.
+    Its rows have no names: the draw of a part has the slot -1 for each row, and is made as its batch is.
 
     Args:
         buffer: any object with `sample(n)` and a length.
@@ -223,23 +207,17 @@ class OwnDraws:
         """Rows that are stored."""
         return len(self.buffer)
 
-    def check_draw(self, rows: int, generator: torch.Generator | None) -> None:  # noqa: ARG002
-        """Raise `EmptyBufferError` if there are no rows."""
-        if not len(self.buffer):
-            msg = f"Cannot sample from an empty storage: {type(self.buffer).__name__} holds no rows"
-            raise EmptyBufferError(msg)
+    def draw(self, rows: int, generator: torch.Generator | None, *, ranked: bool) -> Draw:  # noqa: ARG002
+        """Return as many rows without a slot."""
+        return Draw(torch.full((rows,), -1, dtype=torch.int64, device="cpu"))
 
-    def draw(self, rows: int, generator: torch.Generator | None, *, ranked: bool, ahead: bool) -> int:  # noqa: ARG002
-        """Return the number of rows."""
-        return rows
-
-    def make(self, rows: int) -> tuple[Any, None, dict[Any, Tensor]]:
+    def make(self, draw: Draw) -> tuple[Any, None, dict[Any, Tensor]]:
         """Sample the rows of a part, in several batches where passes end within it; their index is -1."""
-        buffer, names = self.buffer, {("index", "index"): torch.full((rows,), -1, dtype=torch.int64, device="cpu")}
+        buffer, left = self.buffer, draw.slots.shape[0]
+        names: dict[Any, Tensor] = {("index", "index"): draw.slots}
         if not (isinstance(buffer, ReplayBuffer) and buffer.sampler.epochal):
-            return buffer.sample(rows), None, names
+            return buffer.sample(left), None, names
         batches = []
-        left = rows
         while left > 0:
             batch, info = buffer.sample(left, return_info=True)
             index = info["index"]
@@ -271,7 +249,7 @@ class Locks:
 class MixedRows(NamedTuple):
     """The rows gathered for the parts of a draw, in the place of `Rows`."""
 
-    draw: Mix
+    draw: CompositeDraw
     """The draw; its parts are those of the rows gathered."""
     parts: list[Rows]
 
@@ -279,9 +257,8 @@ class MixedRows(NamedTuple):
 class EnsembleEngine(Draws):
     """The engine of an ensemble: members, distribution, generator and lock, in the place of a `Reader`.
 
-    A draw is a `Mix`: the members of its parts, and the draw of each. `lock` is the ensemble's own and then those of
-    the members, in an order that is the same for every ensemble, so that what is checked of a member holds when it
-    draws.
+    `lock` is the ensemble's own and then those of the members, in an order that is the same for every ensemble, so that
+    what is checked of a member holds when it draws.
 
     Args:
         members: of the ensemble: buffers of this process, or all of them draw by themselves, and are not locked, saved
@@ -309,7 +286,7 @@ class EnsembleEngine(Draws):
         self.members, self._sampler, self.collate, self.generator = members, sampler, collate, generator
         self.flatten = flatten or sampler.ratio_step is not None
         self._named = named
-        self.pending: deque[Mix] = deque()
+        self.pending: deque[CompositeDraw] = deque()
         self._begin()
 
     def _begin(self) -> None:
@@ -375,7 +352,7 @@ class EnsembleEngine(Draws):
 
     # -- draws ---------------------------------------------------------------------------------------------------------
 
-    def draw(self, batch_size: int, *, ahead: bool = False, ask: Ask = _PLAIN) -> Mix:  # noqa: ARG002
+    def draw(self, batch_size: int, *, ahead: bool = False, ask: Ask = _PLAIN) -> CompositeDraw:  # noqa: ARG002
         """Draw the parts of a batch; draws that a checkpoint left come first. Without an error, or not at all.
 
         Args:
@@ -387,20 +364,19 @@ class EnsembleEngine(Draws):
             if self.pending:
                 return self.pending.popleft()
             generator, ranked = self.generator, self.ranked
-            rng = None if generator is None else generator.get_state()
-            draws: list[Any] = []
-            split = Split([], [])
+            rng, parts = generator_state(generator), []
             try:
                 split = self._plan(batch_size)
                 for i, rows in zip(split.members, split.sizes, strict=True):
-                    draws.append(self.members[i].draw(rows, generator, ranked=ranked, ahead=ahead))
+                    parts.append((i, self.members[i].draw(rows, generator, ranked=ranked)))
             except Exception:  # a member has too few rows: what the others gave, and the generator, go back
-                self.give_back(Mix(split.members, draws))
+                self.give_back(CompositeDraw(parts))
                 if rng is not None and generator is not None:
                     generator.set_state(rng)
                 raise
-            self._sampler.drew(split.owed)
-            return Mix(split.members, draws, rng if ahead else None, split.owed)
+            self._sampler.drew(split.carry)
+            draw = CompositeDraw(parts, rng, split.carry)
+            return self.hold(draw) if ahead else draw
 
     def can_draw(self, rows: int) -> bool:
         """Whether a draw of so many rows does not raise, whichever members are chosen."""
@@ -430,10 +406,9 @@ class EnsembleEngine(Draws):
         Raises:
             OptionError: if a batch of this size cannot be divided.
         """
-        held: list[int] = []
+        held, asked = [len(member) for member in self.members], self.sampler.asked(size)
         refusals: dict[int, OstinatoError] = {}
-        for i, (member, rows) in enumerate(zip(self.members, self.sampler.asked(size), strict=True)):
-            held.append(len(member))
+        for i, (member, rows) in enumerate(zip(self.own, asked, strict=False)):
             try:
                 member.check_draw(rows, self.generator)
             except TooFewRowsError as error:  # it has rows, and is not left out
@@ -453,7 +428,7 @@ class EnsembleEngine(Draws):
         """
         held, refusals = self._held(size)
         split = self._sampler.plan(size, held, self.generator)
-        if split.owed is not None:  # of other sizes than those asked for
+        if split.carry is not None:  # of other sizes than those asked for
             self._check(split)
             return split
         for i in split.members:
@@ -463,34 +438,33 @@ class EnsembleEngine(Draws):
 
     def _check(self, split: Split) -> None:
         """Raise what a member would raise that is to give its part of a batch."""
-        for i, rows in zip(split.members, split.sizes, strict=True):
-            self.members[i].check_draw(rows, self.generator)
+        for i, rows in zip(split.members, split.sizes, strict=True) if self.own else ():
+            self.own[i].check_draw(rows, self.generator)
 
-    def _parts(self, mix: Mix) -> list[tuple[Reader, Draw]]:
+    def _parts(self, draw: CompositeDraw) -> list[tuple[Reader, Draw]]:
         """Return the parts of a draw; none if the members draw by themselves."""
-        pairs = zip(mix.members, mix.draws, strict=False)
-        return [(self.engines[i], draw) for i, draw in pairs] if self.engines else []
+        return [(self.engines[i], part) for i, part in draw.parts] if self.engines else []
 
-    def hold(self, mix: Mix) -> Mix:
+    def hold(self, draw: CompositeDraw) -> CompositeDraw:
         """Return a draw made ahead, whose members keep its rows as they are now."""
-        return mix._replace(draws=[engine.hold(draw) for engine, draw in self._parts(mix)])
+        return draw._replace(parts=[(i, self.engines[i].hold(part)) for i, part in draw.parts])
 
-    def give_back(self, mix: Mix) -> None:
+    def give_back(self, draw: CompositeDraw) -> None:
         """Undo the counts of a draw whose batch was not delivered."""
         with self.lock:
-            for engine, draw in self._parts(mix):
-                engine.give_back(draw)
-            self._sampler.drew(mix.owed, -1)
+            for engine, part in self._parts(draw):
+                engine.give_back(part)
+            self._sampler.drew(draw.carry, -1)
 
-    def deliver(self, mix: Mix) -> None:
+    def deliver(self, draw: CompositeDraw) -> None:
         """Count the rows of a batch that reached the caller."""
-        for engine, draw in self._parts(mix):
-            engine.deliver(draw)
+        for engine, part in self._parts(draw):
+            engine.deliver(part)
 
-    def stale(self, mix: Mix, rows: MixedRows) -> Tensor:
+    def stale(self, draw: CompositeDraw, rows: MixedRows) -> Tensor:
         """Return bool `[parts, rows]`, and count, which rows were replaced since they were gathered."""
-        found = zip(self._parts(mix), rows.parts, strict=True)
-        return self.together([engine.stale(draw, part) for (engine, draw), part in found])
+        found = zip(self._parts(draw), rows.parts, strict=True)
+        return self.together([engine.stale(part, gathered) for (engine, part), gathered in found])
 
     # -- updates of rows -----------------------------------------------------------------------------------------------
 
@@ -507,13 +481,11 @@ class EnsembleEngine(Draws):
         if rows.generations is None:
             msg = "update_if_present() needs generations: pass index_generation as well, or a sample"
             raise OptionError(msg)
-        given = {"version": version, "patch": patch, "priority": priority}
         if priority is not None:
-            given["priority"] = read_priorities(priority, tuple(rows.lead), steps_of_all(engines))
+            priority = read_priorities(priority, tuple(rows.lead), steps_of_all(engines))
         parts = {}
-        for i, at in rows.members.items():
-            named: dict[str, Any] = dict(zip(("index", "generation"), rows.of(i), strict=True))
-            parts[i] = parse_conditional(engines[i], **named, **part_of(given, at, rows.lead), **options)
+        for i, given in rows.parts(version=version, patch=patch, priority=priority):
+            parts[i] = parse_conditional(engines[i], **given, **options)
             if not engines[i].sampler.prioritized:
                 require_tracking(engines[i].writer)
         return EnsembleUpdate(rows, parts)
@@ -533,8 +505,8 @@ class EnsembleEngine(Draws):
             SlotError: if a row or a member is out of range; nothing is changed.
         """
         with self.lock:
-            rows = read_names(self.engines, index)
-            parts = [(self.engines[i], rows.of(i)[0]) for i in rows.members if self.engines[i].sampler.prioritized]
+            parts = [(self.engines[i], given["index"]) for i, given in read_names(self.engines, index).parts()]
+            parts = [(engine, mine) for engine, mine in parts if engine.sampler.prioritized]
             for engine, mine in parts:
                 slots_of_rows(engine, mine)
             for engine, mine in parts:
@@ -572,71 +544,40 @@ class EnsembleEngine(Draws):
             parts = [part.cpu() for part in parts]
         return torch.cat(parts) if self.flatten or len({part.shape for part in parts}) > 1 else torch.stack(parts)
 
-    # -- checkpoints ---------------------------------------------------------------------------------------------------
-
-    state = ensemble_state
-    load_state = load_ensemble_state
-
-    def save(self, path: str | Path, state: Callable[[], dict[str, Any]], *, incremental: bool) -> None:
-        """Save `state()` to a directory: all members as they are at one moment; see `ReplayBuffer.dumps`."""
-        check = partial(ensemble_checker, self)
-        save_buffer(
-            path,
-            self.engines,
-            state,
-            locked=lambda: self.lock,
-            check=check,
-            format_name=ENSEMBLE_FORMAT,
-            incremental=incremental,
-        )
-
-    def load(self, path: str | Path, restore: Callable[[dict[str, Any]], None], *, verify: bool, mmap: bool) -> None:
-        """Read a directory and hand its state to `restore`; see `ReplayBuffer.loads`."""
-        storages = [engine.storage for engine in self.engines]
-        save = load_buffer(path, restore, storages, format_name=ENSEMBLE_FORMAT, verify=verify, mmap=mmap)
-        for engine in self.engines:
-            engine.saves.loaded(save, engine.ring, engine.storage)
-
-
-class EnsemblePipeline(Pipeline):
-    """The pipeline of an ensemble: a batch is the join of its parts, each made by the pipeline of its member."""
-
-    _engine: Any
-
-    def make(self, draw: Any, finish: Finish, collate: Any = None) -> Any:  # noqa: ARG002
+    def make(self, draw: CompositeDraw, finish: Callable[..., Any], collate: Any = None) -> Any:  # noqa: ARG002
         """Make the batch of a draw; None if a member was emptied since. Runs in the prefetch thread if there is one."""
-        engine: EnsembleEngine = self._engine
         parts, rows, named = [], [], []
-        for i, drawn in zip(draw.members, draw.draws, strict=True):
-            member: Any = engine.members[i]
-            made = member.make(drawn)
+        for i, part in draw.parts:
+            member: Any = self.members[i]
+            made = member.make(part)
             if made is None:
                 return None
             data, gathered, names = made
             index = names["index", "index"]
             # repeat_interleave would open a region of threads for it, whatever its size
             names["index", "buffer_ids"] = torch.full(index.shape[:1], i, dtype=torch.int64, device=index.device)
-            parts.append(without_names(data) if engine.named or adds_names(member.buffer) else data)
+            parts.append(without_names(data) if self.named or adds_names(member.buffer) else data)
             rows.append(gathered)
             named.append(names)
-        if rows[0] is not None:
-            draw = draw._replace(draws=[gathered.draw for gathered in rows])
+        members = [i for i, _ in draw.parts]
+        if self.engines:
+            draw = draw._replace(parts=[(i, gathered.draw) for i, gathered in zip(members, rows, strict=True)])
         common = [key for key in named[0] if all(key in part for part in named)]
-        names = {key: engine.together([part[key] for part in named]) for key in common}
-        batch = finish(engine.join(parts, draw.members, flatten=engine.flatten), draw, names)
+        names = {key: self.together([part[key] for part in named]) for key in common}
+        batch = finish(self.join(parts, members, flatten=self.flatten), draw, names)
         return batch, MixedRows(draw, rows), names
 
-    def synchronize(self) -> None:
-        """Wait for pending updates and queued batches, of the members too, and raise the first error of one."""
-        super().synchronize()
-        for member in self._engine.own:
-            member.buffer.synchronize()
+    # -- checkpoints ---------------------------------------------------------------------------------------------------
 
-    def close(self) -> None:
-        """End the threads, of the members too."""
-        super().close()
-        for member in self._engine.own:
-            member.buffer.close()
+    format_name = ENSEMBLE_FORMAT
+    checker = ensemble_checker
+    state, load_state = ensemble_state, load_ensemble_state
+    save, load = save_buffer, load_saved
+
+    @property
+    def saved(self) -> list[Reader]:
+        """The engines whose rows a save writes."""
+        return self.engines
 
 
 # -- the parts of a batch ----------------------------------------------------------------------------------------------

@@ -35,6 +35,12 @@ if TYPE_CHECKING:
     from ostinato.units import SampleUnit
 
 T = TypeVar("T")
+Made: TypeAlias = "tuple[Any, Rows, dict[Any, Tensor]]"
+Finish: TypeAlias = "Callable[[Any, Draw, dict[Any, Tensor]], Any]"
+_NO_NOTES: dict[Any, Any] = {}
+_PLAIN = Ask()
+_FREE_TRIES = 2
+"""Batches that writers may spoil before the next one is made with the writers waiting."""
 
 
 def on_stream_of_caller(work: Callable[[T], Any]) -> Callable[[T], Any]:
@@ -95,19 +101,37 @@ def with_fields_of(plan: Plan, data: Any, unit: SampleUnit | None, sampler: Samp
     return data, notes
 
 
-class Steps(NamedTuple):
-    """What a reader does on its way to a batch; all but `make` run under the lock."""
+def make_batch(engine: Engine, draw: Draw, finish: Finish, collate: Callable[[Any], Any] | None = None) -> Made | None:
+    """Make the batch of a draw, with another `collate` if one is given; None if it cannot be made any more."""
+    rows = engine.gather(draw)
+    if rows is None:
+        return None
+    source, notes, held = rows.source, _NO_NOTES, draw.held
+    draw = rows.draw
+    plan = draw.plan
+    records = draw.slots if plan is None else plan.records
+    data = source.storage.present(rows.payload, (records.shape[0],))
+    if held is not None and rows is held.rows:
+        data = owned(data)  # they may be asked for again, and transforms may change a batch in place
+    if plan is not None:
+        data, notes = with_fields_of(plan, data, engine.unit, draw.sampler)
+    collate = collate or source.collate
+    return finish(data if collate is None else collate(data), draw, notes), rows, notes
 
-    draw: Callable[[], Draw]
-    """Makes the next draw, without waiting."""
+
+class Order(NamedTuple):
+    """A batch that a reader asks for."""
+
+    engine: Engine
+    """Where draws come from."""
+    size: int
+    """Rows."""
+    ask: Ask
+    """How long to wait."""
     make: Callable[[Draw], Any]
     """Makes the batch of a draw; runs in the worker."""
-    may: Callable[[], bool]
-    """Whether `draw` is permitted now."""
-    wait: Callable[[], object]
-    """Waits, with the lock free, until the queue holds a draw or `may()` is true; raises when the time is up."""
-    lost: Callable[[Draw], None]
-    """Takes a draw back whose batch could not be made."""
+    within_epoch: bool
+    """Whether no draw may be made beyond the end of the epoch."""
 
 
 @final
@@ -164,48 +188,44 @@ class Prefetcher:
         with self._waiters.lock:
             return [draw for draw, _ in self._queue]
 
-    def next(self, steps: Steps, *, within_epoch: bool = False) -> tuple[Draw, Any]:
+    def next(self, order: Order) -> tuple[Draw, Any]:
         """Return the oldest draw and its batch, having queued draws until `depth` follow it, as far as permitted.
 
         If a draw raises, the error is the caller's and the queue stays as it is; that there are too few rows is an
         error only if no draw is queued. If its batch cannot be made, the draw is taken back before the error is raised.
-
-        Args:
-            steps: what to do.
-            within_epoch: do not draw beyond the end of the epoch.
         """
+        engine, size, ask, make, _ = order
         with self._waiters.lock:
-            self._revive(steps)
-            self._fill(steps, within_epoch=within_epoch)
+            self._revive(make)
+            self._fill(order)
             while not self._queue:
-                steps.wait()
-                self._fill(steps, within_epoch=within_epoch)
+                engine.wait_to_draw(size, ask, lambda: self.filled)
+                self._fill(order)
             draw, future = self._queue.popleft()
             self.waits += not future.done()
         try:
             return draw, future.result()
         except BaseException:
             del future  # it keeps the error, whose traceback keeps this frame
-            steps.lost(draw)
+            engine.give_back(draw)
             raise
 
-    def _fill(self, steps: Steps, *, within_epoch: bool) -> None:
+    def _fill(self, order: Order) -> None:
         """Queue draws until there is one to take and `depth` follow it, as far as no draw has to wait."""
-        queue = self._queue
-        while len(queue) <= self.depth and not (within_epoch and queue and queue[-1][0].last):
-            if not steps.may():
-                return
+        (engine, size, ask, make, within_epoch), queue = order, self._queue
+        while len(queue) <= self.depth and engine.may_draw(size):
+            if within_epoch and queue and (queue[-1][0].last or is_spent(engine)):
+                return  # the next draw begins another epoch
             try:
-                draw = steps.draw()
+                draw = engine.draw(size, ahead=True, ask=ask)
             except EmptyBufferError:
                 if queue:
                     return  # the draws that are queued took the last rows: they are delivered first
                 raise
             try:
-                make = partial(on_stream_of_caller(steps.make), draw)
-                queue.append((draw, self._pool().submit(Work(make))))
+                queue.append((draw, self._pool().submit(Work(partial(on_stream_of_caller(make), draw)))))
             except BaseException:
-                steps.lost(draw)
+                engine.give_back(draw)
                 raise
             self._waiters.wake()
 
@@ -247,20 +267,16 @@ class Prefetcher:
             self._process = os.getpid()
         return self._executor
 
-    def _revive(self, steps: Steps) -> None:
+    def _revive(self, make: Callable[[Draw], Any]) -> None:
         """A forked child has the queue but not the thread: hand the queued draws to a thread of its own."""
         if self._executor is not None and self._process != os.getpid():
             self._executor = None
-            draws = [draw for draw, _ in self._queue]
-            self._queue = deque((draw, self._pool().submit(Work(partial(steps.make, draw)))) for draw in draws)
+            self._queue = deque((draw, self._pool().submit(Work(partial(make, draw)))) for draw, _ in self._queue)
 
 
-_Made: TypeAlias = "tuple[Any, Rows, dict[Any, Tensor]]"
-Finish: TypeAlias = "Callable[[Any, Draw, dict[Any, Tensor]], Any]"
-_NO_NOTES: dict[Any, Any] = {}
-_PLAIN = Ask()
-_FREE_TRIES = 2
-"""Batches that writers may spoil before the next one is made with the writers waiting."""
+def is_spent(engine: Engine) -> bool:
+    """Whether the epoch holds no further draw; the caller holds the lock."""
+    return not engine.pending and engine.sampler.spent(engine.view())
 
 
 class Batch(NamedTuple):
@@ -348,76 +364,40 @@ class Pipeline:
 
     def _make_ahead(
         self, prefetch: Prefetcher, size: int, finish: Finish, ask: Ask, *, within_epoch: bool
-    ) -> _Made | None:
+    ) -> Made | None:
         engine = self._engine
-
-        def may() -> bool:  # once one draw is queued no further one begins another epoch
-            return engine.may_draw(size) and not (within_epoch and prefetch.filled and self._spent())
-
-        steps = Steps(
-            draw=lambda: engine.draw(size, ahead=True, ask=ask),
-            make=partial(self._make_in_worker, finish),
-            may=may,
-            wait=lambda: engine.wait_to_draw(size, ask, lambda: prefetch.filled),
-            lost=engine.give_back,
-        )
-        draw, made = prefetch.next(steps, within_epoch=within_epoch)
+        draw, made = prefetch.next(Order(engine, size, ask, partial(self._make_in_worker, finish), within_epoch))
         if self._stream is not None:
-            made = self._take(*made)
+            made, event = made
+            if made is not None:
+                self._stream.take(made[0], event)
         if made is None:
             engine.give_back(draw)
         return made  # type: ignore[no-any-return]
 
-    def _make_now(self, size: int, finish: Finish, ask: Ask) -> _Made | None:
+    def _make_now(self, size: int, finish: Finish, ask: Ask) -> Made | None:
         draw, made = self._engine.draw(size, ask=ask), None
         try:
-            made = self.make(draw, finish, None)
+            made = self._engine.make(draw, finish)
         finally:
             if made is None:
                 self._engine.give_back(draw)
         return made
 
     def _make_in_worker(self, finish: Finish, draw: Draw) -> Any:
-        if self._stream is None:
-            return self.make(draw, finish, None)
-        return self._stream.run(partial(self.make, draw, finish, None))
-
-    def make(self, draw: Draw, finish: Finish, collate: Callable[[Any], Any] | None) -> _Made | None:
-        """Make the batch of a draw, with another `collate` if one is given; None if it cannot be made any more."""
-        rows = self._engine.gather(draw)
-        if rows is None:
-            return None
-        source, notes, held = rows.source, _NO_NOTES, draw.held
-        draw = rows.draw
-        plan = draw.plan
-        records = draw.slots if plan is None else plan.records
-        data = source.storage.present(rows.payload, (records.shape[0],))
-        if held is not None and rows is held.rows:
-            data = owned(data)  # they may be asked for again, and transforms may change a batch in place
-        if plan is not None:
-            data, notes = with_fields_of(plan, data, self._engine.unit, draw.sampler)
-        collate = collate or source.collate
-        return finish(data if collate is None else collate(data), draw, notes), rows, notes
-
-    def _take(self, made: _Made | None, event: Any) -> _Made | None:
-        if made is not None:
-            self._stream.take(made[0], event)  # type: ignore[union-attr]
-        return made
+        make = partial(self._engine.make, draw, finish)
+        return make() if self._stream is None else self._stream.run(make)
 
     @property
     def draws(self) -> list[Draw]:
         """Draws that are queued, oldest first."""
         return [] if self.prefetch is None else self.prefetch.draws
 
-    def _spent(self) -> bool:
-        engine = self._engine
-        return not engine.pending and engine.sampler.spent(engine.view())
-
     @property
     def over(self) -> bool:
         """Whether no batch of the epoch is left: the last one was drawn, or the rows left cannot be drawn any more."""
         with self._engine.lock:
-            return not self.draws and (self._engine.sampler.ran_out or self._spent())
+            return not self.draws and (self._engine.sampler.ran_out or is_spent(self._engine))
 
     def drop(self) -> None:
         """Forget queued batches and their draws; a generator of the buffer's own goes back to before them."""

@@ -57,31 +57,6 @@ class Offer(NamedTuple):
 
 
 @final
-class _Kept:
-    """The draws of an offer, and how many of them were taken."""
-
-    __slots__ = ("draw", "taken")
-
-    def __init__(self, draw: Draw) -> None:
-        self.draw = draw
-        self.taken = 0
-
-    def __len__(self) -> int:
-        """Number of draws."""
-        return int(self.draw.slots.shape[0])
-
-    def next(self, rows: int) -> Draw | None:
-        """Return the next `rows` draws, which are not returned again; None if there are fewer."""
-        first, drawn = self.taken, self.draw
-        if first + rows > len(self):
-            return None
-        self.taken = first + rows
-        pairs = (drawn.weights, drawn.generations)
-        weights, generations = (None if values is None else values[first : self.taken] for values in pairs)
-        return drawn._replace(slots=drawn.slots[first : self.taken], weights=weights, generations=generations)
-
-
-@final
 class Portion:
     """Draws rows of a buffer in two steps. Thread-safe.
 
@@ -104,7 +79,8 @@ class Portion:
         self._buffer = buffer
         self._era = era
         self._engine = reader_of(buffer)
-        self._offers: OrderedDict[int, _Kept] = OrderedDict()
+        self._offers: OrderedDict[int, Draw] = OrderedDict()
+        """What is left of each offer."""
         self._num_kept = 0
         self._numbers = itertools.count(secrets.randbits(60))  # so that no other portion's are the same
         self._check()
@@ -174,15 +150,15 @@ class Portion:
     def _keep(self, draw: Draw) -> int:
         """Keep a draw for a later `take`; return its number."""
         number = next(self._numbers)
-        kept = self._offers[number] = _Kept(draw)
-        self._num_kept += len(kept)
+        self._offers[number] = draw
+        self._num_kept += draw.slots.shape[0]
         while len(self._offers) > _MOST_OFFERS or (self._num_kept > _MOST_DRAWS and len(self._offers) > 1):
             self._drop(next(iter(self._offers)))
         return number
 
     def _drop(self, number: int) -> None:
         kept = self._offers.pop(number, None)
-        self._num_kept -= 0 if kept is None else len(kept)
+        self._num_kept -= 0 if kept is None else kept.slots.shape[0]
 
     def take(self, number: int, rows: int, *, keep: bool = False) -> tuple[Any, dict[str, Any]] | None:
         """Return the next `rows` rows of an offer and the info of them; None if they are not to be had any more.
@@ -195,14 +171,17 @@ class Portion:
             return self._use(rows)
         with engine.lock:
             kept = self._offers.get(number)
-            part = None if kept is None else kept.next(rows)
-            if kept is not None and (part is None or not keep or kept.taken == len(kept)):
+            left = 0 if kept is None else kept.slots.shape[0] - rows
+            if kept is None or left < 0 or not keep or not left:
                 self._drop(number)
-            if part is None:
+            else:
+                self._offers[number] = kept.part(rows, rows + left)
+                self._num_kept -= rows
+            if kept is None or left < 0:
                 return None
-            cut = engine.expand_again(part, engine.generator)
+            cut = engine.expand_again(kept.part(0, rows), engine.generator)
         buffer = self._buffer
-        made = None if cut is None else buffer._pipeline.make(cut, buffer._finish, None)  # noqa: SLF001 (same package)
+        made = None if cut is None else engine.make(cut, buffer._finish)  # noqa: SLF001 (same package)
         if made is None:
             return None  # emptied, or windows cut short, in between
         data, source, notes = made
@@ -351,5 +330,5 @@ def save_counted(buffer: ReplayBuffer, path: str) -> tuple[int, int]:
         counts.append((len(buffer), buffer.write_count))  # under the lock: of the moment that is saved
         return buffer._state()  # noqa: SLF001 (same package)
 
-    save_buffer(path, [engine], state, incremental=True)
+    save_buffer(engine, path, state, incremental=True)
     return counts[-1]

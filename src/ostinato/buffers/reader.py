@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast, final
 
 import torch
 
-from ostinato.buffers.checkpoint.save import save_buffer
-from ostinato.buffers.checkpoint.state import copy_part, engine_state, load_buffer, load_engine_states
+from ostinato.buffers.checkpoint.save import checker, save_buffer
+from ostinato.buffers.checkpoint.state import FORMAT, copy_part, engine_state, load_engine_states, load_saved
 from ostinato.buffers.drawn_ahead import HeldRows
 from ostinato.buffers.followers import EpisodeRows, begin_sampler, followers
 from ostinato.buffers.options import (
@@ -21,6 +21,7 @@ from ostinato.buffers.options import (
     require_tracking,
 )
 from ostinato.buffers.part_owners import check_free, record_owner
+from ostinato.buffers.pipeline import make_batch
 from ostinato.buffers.policy_versions import begin_versions, no_versions
 from ostinato.buffers.rate_limit import Ask, Gate, Stock, as_counting, check_counting
 from ostinato.buffers.records import Draws, Rows, Source
@@ -43,7 +44,6 @@ from ostinato.samplers.base import check_not_negative
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from torch import Tensor
 
@@ -411,6 +411,7 @@ class Reader(Draws):
                 self._stale_updates = self._stale_updates + sampler.update(slots, priorities, generations, self.view())
 
     parse_conditional = parse_conditional
+    make = make_batch
 
     def update_present(self, update: ConditionalUpdate) -> ConditionalUpdateResult:
         """Change fields and priorities of the rows of an update that are still there; see `update_if_present`."""
@@ -881,6 +882,15 @@ class Reader(Draws):
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
+    format_name = FORMAT
+    checker, save, load = checker, save_buffer, load_saved
+
+    @property
+    def saved(self) -> list[Reader]:
+        """The engines whose rows a save writes."""
+        self.own_store("save or load a checkpoint")
+        return [self]
+
     def state(self, queued: Sequence[Draw], transform: Compose, batch_size: int | None) -> dict[str, Any]:
         """Return the whole state, with draws that are queued; nothing is copied. The caller holds the lock."""
         store = self.own_store("save or copy the state")
@@ -898,20 +908,6 @@ class Reader(Draws):
         self.own_store("load a state")
         with self.lock:
             load_engine_states([(self, transform, batch_size)], [state])
-
-    def save(self, path: str | Path, state: Callable[[], dict[str, Any]], *, incremental: bool) -> None:
-        """Save `state()` to a directory; see `ReplayBuffer.dumps`."""
-        store = self.own_store(f"save a checkpoint to {path}")
-        if incremental:
-            store.require_private("save with incremental=True, since no process knows all changes")
-        save_buffer(path, [self], state, incremental=incremental)
-
-    def load(self, path: str | Path, restore: Callable[[dict[str, Any]], None], *, verify: bool, mmap: bool) -> None:
-        """Read a directory and hand its state to `restore`; see `ReplayBuffer.loads`."""
-        store = self.own_store(f"load the checkpoint {path}")
-        storage = store.source.storage
-        save = load_buffer(path, restore, [storage], verify=verify, mmap=mmap)
-        store.saves.loaded(save, store.ring, storage)
 
 
 def _raise_for_view(what: str) -> NoReturn:

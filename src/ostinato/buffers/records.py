@@ -25,15 +25,14 @@ Engine: TypeAlias = "Reader"
 """What stands behind a `ReplayBuffer`. Hold its `lock` to read several attributes."""
 
 
-class Mix(NamedTuple):
-    """A draw of an ensemble: which member each part of the batch comes from, and the draw of each part."""
+class CompositeDraw(NamedTuple):
+    """A draw of an ensemble."""
 
-    members: list[int]
-    draws: list[Any]
-    """The `Draw` of each part; of members that draw by themselves the number of its rows."""
+    parts: list[tuple[int, Draw]]
+    """The member that each part of the batch comes from, and the draw of the part."""
     rng: Tensor | None = None
     """As in `Draw`."""
-    owed: list[float] | None = None
+    carry: list[float] | None = None
     """What the batch left of the exact share of each member; see `Split`."""
     last: bool = False
     """Ensembles have no epochs."""

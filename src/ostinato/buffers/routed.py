@@ -30,7 +30,7 @@ from ostinato.samplers import SliceSampler
 from ostinato.samplers.priorities import check_one_each, read_priorities
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from ostinato.buffers.mixing import EnsembleEngine, Member
     from ostinato.buffers.reader import Reader
@@ -135,9 +135,10 @@ class Named(NamedTuple):
     members: dict[int, Tensor]
     """Members that have some of the rows, in order, and the positions of these rows, int64 `[k]`."""
 
-    def of(self, i: int) -> tuple[Tensor, Tensor | None]:
-        """Return index and generations of the rows of a member."""
-        return part_of(self.indices, self.members[i], self.lead), part_of(self.generations, self.members[i], self.lead)
+    def parts(self, **values: Any) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Iterate over the members that have some of the rows: `index`, `generation` and `values` of these."""
+        given = {"index": self.indices, "generation": self.generations, **values}
+        return ((i, part_of(given, at, self.lead)) for i, at in self.members.items())
 
 
 class EnsembleUpdate(NamedTuple):
@@ -463,12 +464,8 @@ class RoutedBuffer(ReplayBuffer):
                 raise UsageError(msg)
             named = read_names(engines, index, generation)
             values = read_priorities(priority, tuple(named.lead), steps_of_all(engines))
-            changes = {}
-            for i, at in named.members.items():
-                if engines[i].sampler.prioritized:
-                    rows, generations = named.of(i)
-                    changes[i] = rows, part_of(values, at, named.lead), generations
-            _set(engines, changes)
+            parts = ((i, given) for i, given in named.parts(priority=values) if engines[i].sampler.prioritized)
+            _set(engines, {i: (given["index"], given["priority"], given["generation"]) for i, given in parts})
 
     def update_tensordict_priority(self, data: Any) -> None:
         """Give the rows of a sample the priorities that it has under each member's `priority_key`.
@@ -489,9 +486,9 @@ class RoutedBuffer(ReplayBuffer):
             fields: dict[Any, Any] = {name: data.get(name, None) for name in _WINDOWS}
             fields |= {"index": index, "index_generation": generations}
             changes: dict[int, tuple[Any, Any, Any]] = {}
-            for i, engine in enumerate(engines):
-                at = (owner == i).nonzero().flatten()
-                if not engine.sampler.prioritized or not at.shape[0]:
+            for i, at in rows_by_owner(check_members(owner, len(engines))).items():
+                engine = engines[i]
+                if not engine.sampler.prioritized:
                     continue
                 path = engine.priority_path or ("td_error",)
                 key = path if len(path) > 1 else path[0]

@@ -13,7 +13,7 @@ from ostinato.buffers.out import fill, fill_direct
 from ostinato.buffers.pipeline import END, Batch, Pass
 from ostinato.buffers.policy_versions import check_age
 from ostinato.buffers.rate_limit import Ask, check_min_batch, check_wait
-from ostinato.buffers.updates import priority_fields
+from ostinato.buffers.updates import row_names
 from ostinato.core.index import as_index
 from ostinato.errors import UsageError
 
@@ -208,14 +208,10 @@ class Sampling(Lifecycle):
     def _index(self, slots: Tensor) -> Any:
         return as_index(slots, self._engine.storage)
 
+    def _flat_index(self, slots: Tensor) -> Tensor:
+        """Return slots as one tensor, int64 `[B]`, with `ndim=2` `[B, 2]`."""
+        index = self._index(slots)
+        return torch.stack(index, -1) if isinstance(index, tuple) else index
+
     def _info(self, batch: Batch) -> dict[str, Any]:
-        draw = batch.draw
-        info = {
-            "index": self._index(draw.records),
-            **priority_fields(draw, self._engine.store.era, tracked=self._engine.writer.tracks_generations),
-            **draw.record_info,
-            **batch.notes,
-        }
-        if "anchor_index" in info:
-            info["anchor_index"] = self._index(info["anchor_index"])
-        return info
+        return row_names(self._engine, batch.draw, {**batch.draw.record_info, **batch.notes}, self._index)

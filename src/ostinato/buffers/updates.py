@@ -359,23 +359,32 @@ def priorities_of_batch(
     return index, priority, generations
 
 
-def priority_fields(draw: Draw, era: int, *, tracked: bool = False) -> dict[str, Tensor]:
-    """Return the fields that samples of prioritized buffers have besides their index, `[R]` each; none for others.
+def row_names(engine: Engine, draw: Draw, notes: dict[Any, Any], index: Callable[[Tensor], Any]) -> dict[Any, Any]:
+    """Return what samples have besides their rows, `[R]` each: `index`, weights and generations, and `notes`.
 
-    With `tracked`, for a writer that `tracks_generations`, others have the generations too.
+    Samples of prioritized buffers have the `priority_weight` of the row drawn, and the `index_generation` of each
+    record; windows around anchors also the `anchor_generation`, that of the anchor. Others have the generations where
+    the writer `tracks_generations`.
 
-    `priority_weight` is the weight of the row drawn, `index_generation` the generation of each record; windows around
-    anchors also have `anchor_generation`, the generation of the anchor.
+    Args:
+        engine: of the buffer.
+        draw: the draw.
+        notes: further entries, by name or path.
+        index: returns slots as samples name them.
     """
-    plan = draw.plan
-    if draw.weights is None and not tracked:
-        return {}
-    found = {} if draw.weights is None else {"priority_weight": draw.per_record(draw.weights)}
-    if draw.generations is not None:
-        own = draw.generations if plan is None or plan.generations is None else plan.generations
-        found["index_generation"] = in_era(own, era)
+    plan, weights, generations, era = draw.plan, draw.weights, draw.generations, engine.store.era
+    found: dict[Any, Any] = {"index": index(draw.records)}
+    if weights is not None:
+        found["priority_weight"] = draw.per_record(weights)
+    if generations is not None and (weights is not None or engine.writer.tracks_generations):
+        found["index_generation"] = in_era(
+            generations if plan is None or plan.generations is None else plan.generations, era
+        )
         if plan is not None and "anchor_index" in plan.notes:
-            found["anchor_generation"] = in_era(plan.per_record(draw.generations), era)
+            found["anchor_generation"] = in_era(plan.per_record(generations), era)
+    found |= notes
+    if "anchor_index" in notes:
+        found["anchor_index"] = index(notes["anchor_index"])
     return found
 
 

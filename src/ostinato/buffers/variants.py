@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
@@ -12,7 +11,7 @@ from ostinato.buffers.direct import direct_rows
 from ostinato.buffers.options import part, warn_of_sampler
 from ostinato.buffers.replay import ReplayBuffer
 from ostinato.buffers.sampling import INFO
-from ostinato.buffers.updates import parse_update, priorities_of_batch, priority_fields, steps_of
+from ostinato.buffers.updates import priorities_of_batch, row_names
 from ostinato.core import kinds
 from ostinato.core.episodes.tracker import Episodes, as_path
 from ostinato.errors import NoTensorDictError, OptionError
@@ -126,13 +125,11 @@ class TensorDictReplayBuffer(ReplayBuffer):
     def _finish(self, data: Any, draw: Draw, notes: dict[Any, Tensor]) -> Any:
         data = super()._finish(data, draw, notes)
         if kinds.is_tensor_collection(data):
-            engine = self._engine
-            fields = priority_fields(draw, engine.store.era, tracked=engine.writer.tracks_generations)
-            kinds.put(data, {"index": self._flat_index(draw.records), **fields, **draw.record_info})
-            if notes:
-                if "anchor_index" in notes:
-                    notes = {**notes, "anchor_index": self._flat_index(notes["anchor_index"])}
-                kinds.with_fields(data, {as_path(key): value for key, value in notes.items()})
+            names = row_names(self._engine, draw, {**draw.record_info, **notes}, self._flat_index)
+            nested = {key: names.pop(key) for key in notes if type(key) is tuple} if notes else None
+            kinds.put(data, names)
+            if nested:
+                kinds.with_fields(data, nested)
         return data
 
     def _presented(self, found: tuple[Any, ...], schema: Schema | None, size: int, *, return_info: bool) -> Any:
@@ -167,16 +164,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         if not isinstance(sampler, PrioritySampler):
             warn_of_sampler(sampler)
             return
-        found = priorities_of_batch(data, self._priority_key, sampler.reduce, storage.ndim)
-        stale = None if engine.direct is None else engine.direct.update_priority(*found)
-        if stale is None:
-            engine.update_priorities(parse_update(*found, storage, sampler.reduce, partial(steps_of, engine)))
-        elif stale:
-            engine.count_stale(stale)
-
-    def _flat_index(self, slots: Tensor) -> Tensor:
-        index = self._index(slots)
-        return torch.stack(index, -1) if isinstance(index, tuple) else index
+        self.update_priority(*priorities_of_batch(data, self._priority_key, sampler.reduce, storage.ndim))
 
 
 class PrioritizedReplayBuffer(ReplayBuffer):

@@ -246,6 +246,12 @@ class Draw(NamedTuple):
         alike = {key: getattr(value, "shape", ())[:1] == (rows,) for key, value in found.items()}
         return {key: self.plan.per_record(value) if alike[key] else value for key, value in found.items()}
 
+    def part(self, first: int, last: int) -> Draw:
+        """Return the rows `[first, last)` of a draw of single rows that is not expanded yet."""
+        parts = (None if values is None else values[first:last] for values in (self.weights, self.generations))
+        weights, generations = parts
+        return self._replace(slots=self.slots[first:last], weights=weights, generations=generations)
+
     def per_record(self, values: Tensor) -> Tensor:
         """Repeat values of the rows drawn for the records that they became."""
         return values if self.plan is None else self.plan.per_record(values)

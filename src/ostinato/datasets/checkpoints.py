@@ -314,7 +314,7 @@ def _contents(name: str, open_files: Callable[[Path], _Opened], path: Path) -> C
         raise SchemaError(msg)
     table = saved_episodes(opened.episodes, storage, opened.fields) if in_order else None
     if table is not None:
-        slots, lengths = _by_episodes(table)
+        slots, lengths = rows_by_episode(table)
         if table.masked:
             notes.append(f"Rows of no episode are left out ({number_of(table.masked, 'row')}).")
     else:
@@ -353,7 +353,7 @@ def _present(opened: _Opened) -> tuple[Tensor, bool]:
     return slots[present], opened.in_order and bool(present.all()) and bool((times.diff() > 0).all())
 
 
-def _by_episodes(table: EpisodeTable) -> tuple[Tensor, Tensor]:
+def rows_by_episode(table: EpisodeTable) -> tuple[Tensor, Tensor]:
     """Return the slots of rows, episode by episode, and the rows of each episode."""
     first, lengths, _, _ = table.episodes()
     steps = torch.arange(int(lengths.sum()), device="cpu")

@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias, final, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias, TypedDict, final, get_args
 
 import numpy as np
 import torch
@@ -27,19 +27,33 @@ __all__ = ["SamplerEnsemble"]
 
 WhenEmpty: TypeAlias = Literal["renormalize", "raise", "fill"]
 """How an ensemble handles a member without rows to draw."""
-Shares: TypeAlias = "float | Sequence[float] | Tensor | np.ndarray[Any, Any]"
+Numbers: TypeAlias = "float | Sequence[float] | Tensor | np.ndarray[Any, Any]"
 """The share of the first of two members, or one number for each member."""
-Ratio: TypeAlias = "Shares | Mapping[int, Shares] | Callable[[int], Shares]"
+Ratio: TypeAlias = "Numbers | Mapping[int, Numbers] | Callable[[int], Numbers]"
 """Shares, a mapping of steps to shares, or a function of the step."""
 Rounding: TypeAlias = Literal["carry", "nearest"]
 """What becomes of the fraction of a row that a share leaves in a batch."""
 RatioSteps: TypeAlias = Literal["batches", "calls"]
 """What a schedule of the ratio counts."""
-_SAMPLEABLE = "sampleable"
+_SAMPLEABLE, _FUNCTION = "sampleable", "function"
+_OPTIONS = ("by_ratio", "sample_from_all", "num_buffer_sampled", "rounding", "ratio_steps")
 _NEARLY = 1e-6
 """A share of a batch this close to an integer is rounded: `p` may have been float32."""
 _TINY = 1e-9
 """Rounding errors of a share of a batch are below it."""
+
+
+class MixOptions(TypedDict, total=False):
+    """Keyword arguments of `SamplerEnsemble`, for signatures that pass them on; None is the default."""
+
+    p: Sequence[float] | Tensor | str | None
+    sample_from_all: bool
+    num_buffer_sampled: int | None
+    when_empty: WhenEmpty | None
+    ratio: Ratio | None
+    rounding: Rounding | None
+    ratio_steps: RatioSteps | None
+    min_rows: int | Sequence[int] | None
 
 
 class Split(NamedTuple):
@@ -49,164 +63,127 @@ class Split(NamedTuple):
     """The member of each part."""
     sizes: list[int]
     """Rows of each part."""
-    owed: list[float] | None = None
+    carry: list[float] | None = None
     """For each member its exact share of the batch less its rows; None without an exact ratio."""
 
 
 @final
-class MixingRatio:
-    """Shares of members, constant or following a schedule, and the number of rows of each batch.
-
-    A share `f` of a batch of `B` rows is `B * f`, which need not be an integer. With "carry" the fractions of a row
-    that earlier batches left are added: a batch has `floor(B * f)` or `ceil(B * f)` rows, and of two members each one
-    has had the sum of its `B * f` up to half a row after every batch. No random numbers are used. With "nearest" each
-    batch is rounded on its own, as TorchRL does it: 0.3 of 5 rows are 2 rows in every batch.
-
-    Not thread-safe: the ensemble calls it under its lock.
+class Shares:
+    """The share of each member in a batch: equal, by the rows of members, constant, or following a schedule.
 
     Args:
-        given: see `SamplerEnsemble`.
+        name: of the option, for messages.
+        given: as `p` None for equal shares, "sampleable" for the number of rows in each member, or numbers; as `ratio`
+            numbers, a mapping of steps to numbers, or a function of the step.
         members: number of members.
-        rounding: "carry" or "nearest".
-        clock: "batches" counts each batch as a step, "calls" the calls of `SamplerEnsemble.step`.
 
     Raises:
-        KindError, OptionError: if something is not as described.
+        KindError, OptionError: if it is nothing of this.
     """
 
-    def __init__(self, given: Any, members: int, rounding: Rounding, clock: RatioSteps) -> None:
-        self.rounding = check_choice("rounding", rounding, get_args(Rounding))
-        self.ratio_steps = check_choice("ratio_steps", clock, get_args(RatioSteps))
-        self._members = members
-        self.step = 0
-        """Steps done: of batches drawn, or of calls."""
-        self.carry = [0.0] * members
-        """For each member the rows that it is owed, in sum 0."""
-        self.set(given)
-
-    def set(self, given: Any) -> None:
-        """Replace the ratio; steps and carry go on.
-
-        Raises:
-            KindError, OptionError: if it is not a ratio of so many members; nothing is changed.
-        """
-        points: list[tuple[int, list[float]]] | None = None
-        if isinstance(given, Mapping):
-            points = sorted((_step(step), _shares("ratio", value, self._members)) for step, value in given.items())
-            if not points:
+    def __init__(self, name: str, given: Any, members: int) -> None:
+        self._name, self.given, self._members = name, given, members
+        self.points: list[tuple[int, list[float]]] | None = None
+        """Steps, and the shares at these; None where these are computed at each draw."""
+        if name == "ratio" and isinstance(given, Mapping):
+            self.points = sorted((_step(step), _shares(name, value, members)) for step, value in given.items())
+            if not self.points:
                 msg = "ratio is an empty mapping: give at least one step, with one number for each member"
                 raise OptionError(msg)
-        elif not callable(given):
-            points = [(0, _shares("ratio", given, self._members))]
-        self._given, self._points = given, points
+        elif not (callable(given) if name == "ratio" else isinstance(given, str)):
+            self.points = [(0, [1 / members] * members if given is None else _shares(name, given, members))]
 
-    def shares(self) -> list[float]:
-        """Return the share of each member at the current step, of sum 1.
+    def at(self, step: int, rows: Sequence[int] = ()) -> list[float]:
+        """Return the shares at a step, of sum 1, of members with so many rows.
 
         Raises:
+            EmptyBufferError: if no member has rows, and shares follow these.
             KindError, OptionError: if the function of the schedule returns something else.
         """
-        if self._points is None:
-            return _shares(f"ratio at step {self.step}", self._given(self.step), self._members)
-        steps = [step for step, _ in self._points]
-        columns = zip(*(shares for _, shares in self._points), strict=True)
-        return [float(np.interp(self.step, steps, column)) for column in columns]
+        if self.points is not None and len(self.points) == 1:
+            return list(self.points[0][1])
+        if self.points is not None:
+            steps, shares = zip(*self.points, strict=True)
+            return [float(np.interp(step, steps, column)) for column in zip(*shares, strict=True)]
+        if not isinstance(self.given, str):
+            return _shares(f"ratio at step {step}", self.given(step), self._members)
+        total = sum(rows)
+        if total == 0:
+            msg = "Cannot sample from an empty storage: no member of the ensemble holds rows; add some first"
+            raise EmptyBufferError(msg)
+        return [count / total for count in rows]
 
-    def split(self, size: int, shares: list[float]) -> tuple[list[int], list[float]]:
-        """Return the rows of each member in a batch, and what each is owed after it; changes nothing.
-
-        Args:
-            size: rows of the batch.
-            shares: of sum 1; 0 for members that are left out, whose carry stays as it is.
-        """
-        if self.rounding == "nearest":
-            ends = [0, *(round(sum(shares[: i + 1]) * size) for i in range(len(shares) - 1)), size]
-            return np.diff(ends).tolist(), [0.0] * len(shares)
-        counts = [math.floor(size * share + _TINY) for share in shares]
-        parts = [size * share - count for share, count in zip(shares, counts, strict=True)]
-        due = [i for i, part in enumerate(parts) if part > _TINY]
-        due.sort(key=lambda i: -round(self.carry[i] + parts[i], 9))
-        for i in due[: size - sum(counts)]:
-            counts[i] += 1
-            parts[i] -= 1
-        return counts, parts
-
-    def count(self, owed: list[float], batches: int) -> None:
-        """Count a batch that was drawn (`batches` is 1), or take one back that was dropped (-1)."""
-        self.carry = [have + batches * more for have, more in zip(self.carry, owed, strict=True)]
-        if self.ratio_steps == "batches":
-            self.step = max(0, self.step + batches)
-
-    def advance(self, steps: int) -> None:
-        """Go on by some steps, where calls are counted.
-
-        Raises:
-            UsageError: if batches are counted.
-            OptionError: if it is not an integer of at least 0.
-        """
-        if self.ratio_steps != "calls":
-            msg = 'each batch is a step of this ratio: make the ensemble with ratio_steps="calls" to count calls'
-            raise UsageError(msg)
-        self.step += _step(steps)
-
-    def subset(self, chosen: list[int]) -> MixingRatio:
-        """Return the ratio among some of the members, at the same step, nothing owed.
+    def subset(self, chosen: list[int]) -> Shares:
+        """Return the shares among some of the members.
 
         Raises:
             OptionError: if the shares of all of them are 0.
         """
-        given: Any = partial(_some, self._given, self._members, chosen)
-        if self._points is not None:
-            given = {step: [shares[i] for i in chosen] for step, shares in self._points}
-        made = MixingRatio(given, len(chosen), self.rounding, self.ratio_steps)
-        made.step = self.step
-        return made
+        given: Any = self.given
+        if self.points is not None and given is not None:
+            given = {step: [shares[i] for i in chosen] for step, shares in self.points}
+            given = given if self._name == "ratio" else given[0]
+        elif callable(given):
+            given = partial(_some, given, self._members, chosen)
+        return Shares(self._name, given, len(chosen))
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return ratio, step and carry. A function is not part of it."""
-        points = None if self._points is None else [list(point) for point in self._points]
-        options = {"rounding": self.rounding, "ratio_steps": self.ratio_steps}
-        return {"points": points, "step": self.step, "carry": self.carry, **options}
+    def state(self) -> Any:
+        """Return the shares for a checkpoint: None, "sampleable", "function", or pairs of a step and the shares."""
+        if self.given is None or isinstance(self.given, str):
+            return self.given
+        return _FUNCTION if self.points is None else [list(point) for point in self.points]
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned; a function stays the one that was given."""
-        if state["points"] is not None:
-            self._points = sorted((step, shares) for step, shares in state["points"])
-            self._given = dict(self._points)
-        self.step, self.carry = int(state["step"]), list(state["carry"])
-
-    def check_state(self, state: dict[str, Any]) -> None:
-        """Check a state.
+    def check(self, state: Any) -> None:
+        """Check what `state` returned.
 
         Raises:
-            CheckpointError: naming what differs.
+            CheckpointError: if they are not such shares, of so many members.
         """
-        require_options(self, state, ("rounding", "ratio_steps"))
-        points, carry = state["points"], state["carry"]
-        if (points is None) != (self._points is None):
-            words = ("a function of the step", "numbers")
+        if (state == _FUNCTION) != callable(self.given):
             msg = (
-                f"the ratio of the checkpoint is {words[points is not None]}, that of this ensemble "
-                f"{words[self._points is not None]}: functions are not saved, give the same one again"
+                f"the shares of the checkpoint are {state!r:.80}, those of this ensemble are {self.given!r:.80}: "
+                "functions are not saved, give the same one again"
             )
             raise CheckpointError(msg)
-        _check_fits(
-            lambda: [_step(state["step"]), *(_shares("ratio", shares, self._members) for _, shares in points or ())]
-        )
-        sums = [sum(shares) for _, shares in points or ()]
-        sound = len(carry) == self._members and abs(sum(carry)) < _NEARLY and points != []
-        if not sound or any(abs(total - 1) > _NEARLY for total in sums):
-            msg = f"the checkpoint's mixing ratio is not of {self._members} members: it is of others, or damaged"
+        if state == _FUNCTION or (self._name == "p" and (state is None or state == _SAMPLEABLE)):
+            return
+        try:
+            sums = [
+                sum(shares) for step, shares in state if _shares(self._name, shares, self._members) and _step(step) >= 0
+            ]
+        except (OptionError, KindError, TypeError, ValueError) as error:
+            msg = f"the checkpoint's mixing weights do not fit this ensemble: {error}"
+            raise CheckpointError(msg) from None
+        if not sums or any(abs(total - 1) > _NEARLY for total in sums):
+            msg = f"the checkpoint's mixing weights {state!r:.80} are no shares of 1: it is damaged"
             raise CheckpointError(msg)
 
-    def __repr__(self) -> str:
-        """Show the shares now, and how they change."""
-        constant = self._points is not None and len(self._points) == 1
-        shown = (
-            f"[{', '.join(f'{share:.6g}' for share in self.shares())}]" if constant else f"schedule at step {self.step}"
-        )
-        shown += "" if self.rounding == "carry" else f", rounding={self.rounding!r}"
-        return shown + ("" if self.ratio_steps == "batches" else f", ratio_steps={self.ratio_steps!r}")
+    def loaded(self, state: Any) -> Shares:
+        """Return the shares of a state; they are not divided by their sum again, which would change the last digits."""
+        if state == _FUNCTION:
+            return self
+        points = sorted((step, shares) for step, shares in state) if isinstance(state, list) else None
+        made = Shares(self._name, state if points is None else points[0][1], self._members)
+        made.points = made.points if points is None else points
+        return made
+
+
+def split_rows(size: int, shares: Sequence[float], carry: Sequence[float]) -> tuple[list[int], list[float]]:
+    """Divide a batch row by row; return the rows of each member, and what each is still owed.
+
+    Args:
+        size: rows of the batch.
+        shares: of sum 1; 0 for members that are left out, whose carry stays as it is.
+        carry: rows that earlier batches owe to each member, in sum 0.
+    """
+    counts = [math.floor(size * share + _TINY) for share in shares]
+    parts = [size * share - count for share, count in zip(shares, counts, strict=True)]
+    due = [i for i, part in enumerate(parts) if part > _TINY]
+    due.sort(key=lambda i: -round(carry[i] + parts[i], 9))
+    for i in due[: size - sum(counts)]:
+        counts[i] += 1
+        parts[i] -= 1
+    return counts, parts
 
 
 @final
@@ -297,7 +274,12 @@ class SamplerEnsemble(Group[Sampler]):
         if ratio is None and (rounding, ratio_steps) != ("carry", "batches"):
             msg = f"rounding={rounding!r} and ratio_steps={ratio_steps!r} belong to a ratio: give ratio="
             raise OptionError(msg)
-        self._ratio = None if ratio is None else MixingRatio(ratio, len(samplers), rounding, ratio_steps)
+        self.rounding = check_choice("rounding", rounding, get_args(Rounding))
+        self.ratio_steps = check_choice("ratio_steps", ratio_steps, get_args(RatioSteps))
+        self.by_ratio = ratio is not None
+        """Whether batches are divided row by row, not into equal parts."""
+        self._step, self._carry = 0, [0.0] * len(samplers)
+        self._shares = Shares("ratio", ratio, len(samplers))
         if sample_from_all and p is not None:
             msg = (
                 "Cannot pass both `p` argument and `sample_from_all=True`: the latter takes equal parts from all "
@@ -313,36 +295,48 @@ class SamplerEnsemble(Group[Sampler]):
                 f"num_buffer_sampled={parts}: leave it out"
             )
             raise OptionError(msg)
-        self.p = p
+        if ratio is None:
+            self.p = p
 
     def __repr__(self) -> str:
         """Show the samplers and the distribution."""
-        shares = "sample_from_all=True" if self.sample_from_all else f"p={self._show_p()}"
         members = ", ".join(map(repr, self.members))
         empty = "" if self.when_empty == "renormalize" else f", when_empty={self.when_empty!r}"
         empty += "" if set(self.min_rows) == {1} else f", min_rows={list(self.min_rows)}"
-        if self._ratio is not None:
-            return f"SamplerEnsemble({members}, ratio={self._ratio!r}{empty})"
-        return f"SamplerEnsemble({members}, {shares}, num_buffer_sampled={self.num_buffer_sampled}{empty})"
+        points, p = self._shares.points, self.p
+        if self.by_ratio:
+            constant = points is not None and len(points) == 1
+            shown = ", ".join(f"{share:.6g}" for share in self._shares.at(0)) if constant else ""
+            shown = f"ratio=[{shown}]" if constant else f"ratio=schedule at step {self._step}"
+            shown += "" if self.rounding == "carry" else f", rounding={self.rounding!r}"
+            shown += "" if self.ratio_steps == "batches" else f", ratio_steps={self.ratio_steps!r}"
+        else:
+            shown = repr([round(share, 6) for share in p.tolist()] if isinstance(p, torch.Tensor) else p)
+            shown = "sample_from_all=True" if self.sample_from_all else f"p={shown}"
+            shown += f", num_buffer_sampled={self.num_buffer_sampled}"
+        return f"SamplerEnsemble({members}, {shown}{empty})"
 
     @property
     def p(self) -> Tensor | str | None:
         """Share of each member, float64 `[members]`, of sum 1; None for equal ones. May be set at any time."""
-        return self._p
+        given, points = self._shares.given, self._shares.points
+        if self.by_ratio or given is None:
+            return None
+        return given if points is None else torch.tensor(points[0][1], dtype=torch.float64, device="cpu")
 
     @p.setter
     def p(self, value: Sequence[float] | Tensor | str | None) -> None:
         if value is not None and self.sample_from_all:
             msg = "an ensemble with sample_from_all=True takes equal parts from all members: p cannot be set"
             raise OptionError(msg)
-        if value is not None and self._ratio is not None:
+        if value is not None and self.by_ratio:
             msg = "this ensemble divides batches by its ratio: set ratio, not p"
             raise OptionError(msg)
         if isinstance(value, str) and value != _SAMPLEABLE:
             msg = f"The only dynamic SamplerEnsemble probability is 'sampleable', got p={value!r}: or give numbers"
             raise OptionError(msg)
-        shares = value if value is None or isinstance(value, str) else _shares("p", value, len(self.members))
-        self._p = torch.tensor(shares, dtype=torch.float64, device="cpu") if isinstance(shares, list) else shares
+        if not self.by_ratio:
+            self._shares = Shares("p", value, len(self.members))
 
     @property
     def ratio(self) -> list[float] | None:
@@ -351,25 +345,27 @@ class SamplerEnsemble(Group[Sampler]):
         May be set at any time to what the constructor takes as `ratio`, if the ensemble was made with one; steps and
         carry go on.
         """
-        return None if self._ratio is None else self._ratio.shares()
+        return self._shares.at(self._step) if self.by_ratio else None
 
     @ratio.setter
     def ratio(self, value: Ratio) -> None:
-        self._require_ratio("ratio").set(value)
+        self._require_ratio("ratio")
+        self._shares = Shares("ratio", value, len(self.members))
 
     @property
     def share(self) -> float | None:
         """Share of the first of two members in the next batch; None without a ratio. May be set: a scheduler can."""
-        return None if self._ratio is None else self._ratio.shares()[0]
+        return self._shares.at(self._step)[0] if self.by_ratio else None
 
     @share.setter
     def share(self, value: float) -> None:
-        self._require_ratio("share").set(value)
+        self._require_ratio("share")
+        self.ratio = value
 
     @property
     def ratio_step(self) -> int | None:
         """Steps that the schedule of the ratio has counted; None without a ratio."""
-        return None if self._ratio is None else self._ratio.step
+        return self._step if self.by_ratio else None
 
     def step(self, steps: int = 1) -> None:
         """Go on by some steps in the schedule of the ratio.
@@ -378,13 +374,16 @@ class SamplerEnsemble(Group[Sampler]):
             UsageError: unless the ensemble was made with `ratio_steps="calls"`.
             OptionError: if it is not an integer of at least 0.
         """
-        self._require_ratio("step").advance(steps)
+        self._require_ratio("step")
+        if self.ratio_steps != "calls":
+            msg = 'each batch is a step of this ratio: make the ensemble with ratio_steps="calls" to count calls'
+            raise UsageError(msg)
+        self._step += _step(steps)
 
-    def _require_ratio(self, name: str) -> MixingRatio:
-        if self._ratio is None:
+    def _require_ratio(self, name: str) -> None:
+        if not self.by_ratio:
             msg = f"{name} belongs to an ensemble with a ratio, and this one draws equal parts: make it with ratio="
             raise UsageError(msg)
-        return self._ratio
 
     @property
     def grain(self) -> int:
@@ -394,7 +393,7 @@ class SamplerEnsemble(Group[Sampler]):
             OptionError: if the length of slices would change with the share.
         """
         lengths = [1]
-        for i, sampler in enumerate(self.members if self._ratio is not None else ()):
+        for i, sampler in enumerate(self.members if self.by_ratio else ()):
             length = getattr(sampler, "slice_len", 1) if sampler.slices else 1
             if length is None:
                 msg = (
@@ -411,9 +410,10 @@ class SamplerEnsemble(Group[Sampler]):
         Raises:
             OptionError: if a batch cannot be divided so.
         """
-        if self._ratio is None:
-            return [self.part_rows(batch_size)] * len(self.members)
-        counts, _ = self._ratio.split(self.part_rows(batch_size), self._ratio.shares())
+        size = self.part_rows(batch_size)
+        if not self.by_ratio:
+            return [size] * len(self.members)
+        counts, _ = self._split(size, self._shares.at(self._step))
         return [self.grain * max(1, count) for count in counts]
 
     def part_rows(self, batch_size: int) -> int:
@@ -422,7 +422,7 @@ class SamplerEnsemble(Group[Sampler]):
         Raises:
             OptionError: if a batch cannot be divided so.
         """
-        equal = self._ratio is None
+        equal = not self.by_ratio
         parts = self.num_buffer_sampled if equal else self.grain
         if batch_size < parts or batch_size % parts:
             name = "num_buffer_sampled" if equal else "slice_len"
@@ -445,18 +445,27 @@ class SamplerEnsemble(Group[Sampler]):
             OptionError: if the batch cannot be divided so.
             EmptyBufferError: see `choose`.
         """
-        if self._ratio is None:
-            size = self.part_rows(batch_size)
+        size = self.part_rows(batch_size)
+        if not self.by_ratio:
             chosen = self.choose(rows, generator)
             return Split(chosen, [size] * len(chosen))
-        counts, owed = self._ratio.split(self.part_rows(batch_size), self._present(rows)[0])
+        counts, carry = self._split(size, self._present(rows)[0])
         chosen = [i for i, count in enumerate(counts) if count]
-        return Split(chosen, [self.grain * counts[i] for i in chosen], owed)
+        return Split(chosen, [self.grain * counts[i] for i in chosen], carry)
 
-    def drew(self, owed: list[float] | None, batches: int = 1) -> None:
-        """Count a batch of `plan` that was drawn, by what it left owed; with -1 take back one that was dropped."""
-        if self._ratio is not None and owed is not None:
-            self._ratio.count(owed, batches)
+    def drew(self, carry: list[float] | None, batches: int = 1) -> None:
+        """Count a batch of `plan` that was drawn, by what it left; with -1 take back one that was dropped."""
+        if self.by_ratio and carry is not None:
+            self._carry = [have + batches * more for have, more in zip(self._carry, carry, strict=True)]
+            if self.ratio_steps == "batches":
+                self._step = max(0, self._step + batches)
+
+    def _split(self, size: int, shares: list[float]) -> tuple[list[int], list[float]]:
+        """Return the rows of each member in a batch, and what each is owed after it; changes nothing."""
+        if self.rounding == "carry":
+            return split_rows(size, shares, self._carry)
+        ends = [0, *(round(sum(shares[: i + 1]) * size) for i in range(len(shares) - 1)), size]
+        return np.diff(ends).tolist(), [0.0] * len(shares)
 
     def choose(self, rows: Sequence[int], generator: torch.Generator | None) -> list[int]:
         """Draw which members the parts of the next batch come from.
@@ -472,7 +481,7 @@ class SamplerEnsemble(Group[Sampler]):
             EmptyBufferError: if no member that may be drawn has rows, with `when_empty="raise"` if one of them has
                 none; nothing is drawn then.
         """
-        if self._ratio is not None:
+        if self.by_ratio:
             msg = "an ensemble with a ratio divides batches row by row: call plan()"
             raise UsageError(msg)
         shares, whole = self._present(rows)
@@ -483,7 +492,7 @@ class SamplerEnsemble(Group[Sampler]):
     def _present(self, rows: Sequence[int], *, warn: bool = True) -> tuple[list[Any], bool]:
         """Return the shares of the next batch, 0 for members that cannot be drawn, and whether all of them can."""
         rows = [count if count >= least else 0 for count, least in zip(rows, self.min_rows, strict=True)]
-        shares = self._shares_now(rows)
+        shares = self._shares.at(self._step, rows)
         lacking = [i for i, share in enumerate(shares) if share > 0 and rows[i] == 0]
         return (self._without(lacking, shares, rows, warn=warn), False) if lacking else (shares, True)
 
@@ -510,7 +519,7 @@ class SamplerEnsemble(Group[Sampler]):
         chosen, storages = split.members, list(storage)
         parts = zip(chosen, split.sizes, strict=True)
         drawn = [self.members[i].sample(storages[i], size, generator=generator) for i, size in parts]
-        self.drew(split.owed)
+        self.drew(split.carry)
         index = [found[0] if isinstance(found, tuple) and len(found) == 1 else found for found, _ in drawn]
         rows = [found for found in index if isinstance(found, torch.Tensor)]
         same = len(rows) == len(index) and len({found.shape for found in rows}) == 1
@@ -578,36 +587,22 @@ class SamplerEnsemble(Group[Sampler]):
             )
         return [share / total for share in left]
 
-    def _shares_now(self, rows: Sequence[int]) -> list[Any]:
-        if self._ratio is not None:
-            return self._ratio.shares()
-        if isinstance(self._p, torch.Tensor):
-            return [float(share) for share in self._p]
-        if self._p is None:
-            return [1 / len(self.members)] * len(self.members)
-        total = sum(rows)
-        if total == 0:
-            msg = "Cannot sample from an empty storage: no member of the ensemble holds rows; add some first"
-            raise EmptyBufferError(msg)
-        return [count / total for count in rows]
-
     def subset(self, chosen: list[int]) -> Self:
         """Return an ensemble of some of the samplers, with the same ratio of shares and number of parts."""
-        parts: dict[str, Any] = {}
-        if self._ratio is None:
-            parts["p"] = self._p[chosen] if isinstance(self._p, torch.Tensor) else self._p
-            parts["sample_from_all"] = self.sample_from_all
-            parts["num_buffer_sampled"] = None if self.sample_from_all else self.num_buffer_sampled
         members, least = [self.members[i] for i in chosen], [self.min_rows[i] for i in chosen]
+        parts: dict[str, Any] = {"sample_from_all": self.sample_from_all}
+        if not (self.sample_from_all or self.by_ratio):
+            parts["num_buffer_sampled"] = self.num_buffer_sampled
         some = type(self)(*members, when_empty=self.when_empty, min_rows=least, **parts)
-        some._ratio = None if self._ratio is None else self._ratio.subset(chosen)  # noqa: SLF001 (the same class)
+        some.by_ratio, some._step = self.by_ratio, self._step  # noqa: SLF001 (the same class)
+        some._shares = self._shares.subset(chosen)  # noqa: SLF001
+        some.rounding, some.ratio_steps = self.rounding, self.ratio_steps
         return some
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the distribution; the states of the members belong to their buffers."""
-        p = self._p.tolist() if isinstance(self._p, torch.Tensor) else self._p
-        state = {"p": p, "sample_from_all": self.sample_from_all, "num_buffer_sampled": self.num_buffer_sampled}
-        return state if self._ratio is None else {**state, "ratio": self._ratio.state_dict()}
+        """Return the distribution; the states of the members belong to their buffers. Functions are not part of it."""
+        options = {name: getattr(self, name) for name in _OPTIONS}
+        return {**options, "shares": self._shares.state(), "step": self._step, "carry": self._carry}
 
     def check_state(self, state: dict[str, Any]) -> None:
         """Check that a state is of the same distribution; `p` and numbers of `ratio` may differ: they may be set.
@@ -615,37 +610,18 @@ class SamplerEnsemble(Group[Sampler]):
         Raises:
             CheckpointError: naming what differs.
         """
-        saved, p = state.get("ratio"), state["p"]
-        if (saved is None) != (self._ratio is None):
-            how = ("a ratio", "equal parts")
-            msg = (
-                f"the checkpoint is of an ensemble that mixes by {how[saved is None]}, this one by "
-                f"{how[self._ratio is None]}: make it with the same options"
-            )
-            raise CheckpointError(msg)
-        if self._ratio is not None and saved is not None:
-            self._ratio.check_state(saved)
-            return
-        require_options(self, state, ("sample_from_all", "num_buffer_sampled"))
-        if p is None or p == _SAMPLEABLE:
-            return
-        _check_fits(lambda: _shares("p", p, len(self.members)))
-        if abs(sum(p) - 1) > _NEARLY:
-            msg = f"the checkpoint's mixing weights {p} are no shares of 1: it is damaged"
+        require_options(self, state, _OPTIONS)
+        self._shares.check(state["shares"])
+        step, carry = state["step"], state["carry"]
+        if type(step) is not int or step < 0 or len(carry) != len(self) or abs(sum(carry)) > _NEARLY:
+            msg = f"the checkpoint's steps and carry are not of {len(self)} members: it is of others, or damaged"
             raise CheckpointError(msg)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned, including `p` and the ratio, its step and its carry."""
         self.check_state(state)
-        if self._ratio is not None:
-            self._ratio.load_state_dict(state["ratio"])
-            return
-        p = state["p"]
-        # not divided by its sum again, which would change the last digits
-        self._p = torch.tensor(p, dtype=torch.float64, device="cpu") if isinstance(p, list) else p
-
-    def _show_p(self) -> Any:
-        return [round(share, 6) for share in self._p.tolist()] if isinstance(self._p, torch.Tensor) else repr(self._p)
+        self._shares = self._shares.loaded(state["shares"])
+        self._step, self._carry = state["step"], list(state["carry"])
 
 
 def _shares(name: str, value: Any, members: int) -> list[float]:
@@ -683,15 +659,6 @@ def _some(given: Callable[[int], Any], members: int, chosen: list[int], step: in
 
 def _step(value: Any) -> int:
     return check_integer("steps of a ratio", value, 0, OptionError)
-
-
-def _check_fits(read: Callable[[], object]) -> None:
-    """Raise `CheckpointError` if numbers of a state cannot be read."""
-    try:
-        read()
-    except (OptionError, KindError, TypeError, ValueError) as error:
-        msg = f"the checkpoint's mixing weights do not fit this ensemble: {error}"
-        raise CheckpointError(msg) from None
 
 
 def _systematic(shares: Sequence[float], parts: int, generator: torch.Generator | None) -> list[int]:

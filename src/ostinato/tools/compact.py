@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ostinato.buffers.checkpoint.state import ENSEMBLE_FORMAT as ENSEMBLE
+from ostinato.buffers.checkpoint.ensembles import ENSEMBLE_FORMAT as ENSEMBLE
 from ostinato.buffers.checkpoint.state import FORMAT
 from ostinato.durable import CheckpointReader, CheckpointWriter
 from ostinato.durable.manifest import format_of

@@ -74,9 +74,9 @@ def test_damaged_states_are_refused() -> None:
     rb.sample()
     before = other.state_dict()
     damages: list[Any] = [
-        lambda state: state["pending"][0]["members"].__setitem__(0, 3),
-        lambda state: state["mixing"].update(p=[1.0, -1.0, 1.0]),
-        lambda state: state["pending"][0]["draws"][0]["slots"].__setitem__(0, 10),
+        lambda state: state["pending"][0]["parts"][0].__setitem__(0, 3),
+        lambda state: state["mixing"].update(shares=[[0, [1.0, -1.0, 1.0]]]),
+        lambda state: state["pending"][0]["parts"][0][1]["slots"].__setitem__(0, 10),
         lambda state: state.update(batch_size=12),
     ]
     for damage in damages:

@@ -212,5 +212,5 @@ def test_errors_of_the_thread_say_where_they_come_from() -> None:
         rb.sample()
     names = [entry.name for entry in raised.traceback]
     assert names[-1] == "raise_error"
-    assert "make" in names
+    assert "make_batch" in names
     assert raised.traceback[-1].frame.f_locals.keys() == {"_"}  # only frames of the package are cleared

@@ -27,13 +27,13 @@ def mix(ratio: Any, members: int = 2, **options: Any) -> SamplerEnsemble:
 
 def after(sampler: SamplerEnsemble) -> Any:
     """What a checkpoint holds of it, as its file does."""
-    return json.loads(json.dumps(sampler.state_dict()["ratio"]))
+    return json.loads(json.dumps(sampler.state_dict()))
 
 
 def counts(sampler: SamplerEnsemble, size: int, rows: list[int] | None = None) -> list[int]:
     """Draw a batch and return the rows of each member."""
     split = sampler.plan(size, rows or [100] * len(sampler), None)
-    sampler.drew(split.owed)
+    sampler.drew(split.carry)
     found = [0] * len(sampler)
     for member, count in zip(split.members, split.sizes, strict=True):
         assert count > 0
@@ -171,11 +171,11 @@ def test_refused_options() -> None:
 DAMAGED: list[tuple[dict[str, Any], str]] = [
     ({"rounding": "nearest"}, "rounding"),
     ({"ratio_steps": "calls"}, "ratio_steps"),
-    ({"points": None}, "functions are not saved"),
-    ({"points": [[0, [0.5, 0.25]]]}, "damaged"),
+    ({"shares": "function"}, "functions are not saved"),
+    ({"shares": [[0, [0.5, 0.25]]]}, "damaged"),
     ({"step": -1}, "steps"),
     ({"carry": [0.5, 0.0]}, "damaged"),
-    ({"points": [[0, ["x", 0.5]]]}, "do not fit"),
+    ({"shares": [[0, ["x", 0.5]]]}, "do not fit"),
 ]
 
 
@@ -185,7 +185,7 @@ def test_states_of_others_are_refused_and_change_nothing() -> None:
     before = after(sampler)
     for change, words in DAMAGED:
         with pytest.raises(CheckpointError, match=words):
-            sampler.load_state_dict({**sampler.state_dict(), "ratio": {**before, **change}})
+            sampler.load_state_dict({**before, **change})
         assert after(sampler) == before
-    with pytest.raises(CheckpointError, match="equal parts, this one by a ratio"):
+    with pytest.raises(CheckpointError, match="by_ratio"):
         sampler.load_state_dict(SamplerEnsemble(RandomSampler(), RandomSampler()).state_dict())

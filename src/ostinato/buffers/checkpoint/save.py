@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ostinato.buffers.checkpoint.state import FORMAT, check_state, each_storage, open_state, read_queue, view_states
+from ostinato.buffers.checkpoint.state import check_state, each_storage, open_state, view_states
 from ostinato.buffers.observer import Observer
 from ostinato.durable import CheckpointWriter, progress
 from ostinato.durable.arrays import as_runs, dtype_name, join_runs, one_run, raw_view
@@ -24,7 +24,6 @@ from ostinato.storages.checkpoint import convert_rows, put_rows, readable, save_
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from concurrent.futures import Future
-    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from ostinato.buffers.mixing import EnsembleEngine
@@ -39,60 +38,54 @@ if TYPE_CHECKING:
 
 
 def save_buffer(
+    engine: Reader | EnsembleEngine,
     path: str | Path,
-    engines: Sequence[Reader],
     state: Callable[[], dict[str, Any]],
     *,
-    locked: Callable[[], AbstractContextManager[Any]] | None = None,
-    check: Callable[[], Callable[[dict[str, Any]], None]] | None = None,
-    format_name: str = FORMAT,
     incremental: bool = False,
 ) -> None:
     """Write a checkpoint of one moment; it takes the place of an older one once its state was read back and checked.
 
     Args:
+        engine: of the buffer, or of the ensemble.
         path: the directory.
-        engines: of one buffer, or of the members of an ensemble.
         state: returns the state; called under the locks. That of an ensemble has those of its buffers under `members`.
-        locked: takes the locks of all engines; None for the lock of the only one.
-        check: returns what raises `CheckpointError` for a state that a load would not take, called under the locks;
-            None for that of the only engine.
-        format_name: kind of checkpoint.
         incremental: write only what has changed since the save that the directory holds, if it is one of these buffers.
 
     Raises:
         CheckpointError: if something cannot be saved, or the path holds other things.
         StorageMemoryError: if the disk is too small.
     """
-    locked = locked or (lambda: engines[0].lock)
+    engines = engine.saved
+    for each in engines if incremental else ():
+        each.store.require_private("save with incremental=True, since no process knows all changes")
     with ExitStack() as stack:
-        for engine in sorted(engines, key=id):  # before any engine's lock, in an order that is the same for all saves
-            stack.enter_context(engine.saves.lock)
-        with locked():
-            needed = 0 if incremental else sum(_row_bytes(engine) for engine in engines)
-        writer = stack.enter_context(CheckpointWriter(path, format_name=format_name, needed_bytes=needed))
+        stack.enter_context(engine.saves.lock)  # before any engine's lock
+        with engine.lock:
+            needed = 0 if incremental else sum(map(_row_bytes, engines))
+        writer = stack.enter_context(CheckpointWriter(path, format_name=engine.format_name, needed_bytes=needed))
         snapshots: list[Snapshot] = []
         try:
-            with locked():
-                taken, storages = checker(engines[0]) if check is None else check(), [e.storage for e in engines]
+            with engine.lock:
+                taken, storages = engine.checker(), [e.storage for e in engines]
                 lineages = [Lineage(e.ring, e.ring.written, e.storage, writer.prints) for e in engines]
                 _begin(writer, engines, state(), snapshots, incremental=incremental)
-            for engine, snapshot in zip(engines, snapshots, strict=True):
-                snapshot.write_out(engine.lock)
+            for each, snapshot in zip(engines, snapshots, strict=True):
+                snapshot.write_out(each.lock)
                 for _, file in snapshot.arrays:
                     writer.end_rows(file)
         finally:
-            with locked():
-                for engine in engines:
-                    engine.saves.snapshot = None
-                    engine.parts_changed()
+            with engine.lock:
+                for each in engines:
+                    each.saves.snapshot = None
+                    each.parts_changed()
             for snapshot in snapshots:
                 snapshot.close()
         _verify(path, writer, storages, taken)
         older = writer.older_save
         writer.finish()
-        for engine, lineage in zip(engines, lineages, strict=True):
-            engine.saves.remember(writer.save, lineage, older)
+        for each, lineage in zip(engines, lineages, strict=True):
+            each.saves.remember(writer.save, lineage, older)
 
 
 def _verify(
@@ -132,19 +125,6 @@ def checker(engine: Reader) -> Callable[[dict[str, Any]], None]:
         rows = state["storage"]["state"]
         if "hooked" not in rows:  # what hooks made of the rows is theirs to read
             engines[0].storage.check_state(rows)
-
-    return check
-
-
-def ensemble_checker(engine: EnsembleEngine) -> Callable[[dict[str, Any]], None]:
-    """Return what checks a saved state against the members as they are now; the caller holds the locks."""
-    checks, sampler, engines = [checker(member) for member in engine.engines], engine.sampler, engine.engines
-
-    def check(state: dict[str, Any]) -> None:
-        sampler.check_state(state["mixing"])
-        for check_member, saved in zip(checks, state["members"], strict=True):
-            check_member(saved)
-        read_queue(state, engines)
 
     return check
 

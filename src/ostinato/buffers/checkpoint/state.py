@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from ostinato.buffers.drawn_ahead import HeldRows
-from ostinato.buffers.records import Mix, Rows, Source
+from ostinato.buffers.records import Rows, Source
 from ostinato.core.records import Draw, Plan
 from ostinato.core.ring import Ring
 from ostinato.core.rows import Schema
@@ -143,7 +143,6 @@ def own_tensors(state: Any) -> Any:
 
 
 FORMAT = "ostinato-buffer"
-ENSEMBLE_FORMAT = "ostinato-ensemble"
 
 
 def engine_state(engine: Reader, queued: Sequence[Draw], transform: Compose, batch_size: int | None) -> dict[str, Any]:
@@ -183,7 +182,7 @@ def _part_state(part: Any) -> dict[str, Any]:
 def _reader_state(engine: Reader, queued: Sequence[Draw], transform: Compose, batch_size: int | None) -> dict[str, Any]:
     """Return what a buffer or a view has of its own: sampler, queued draws, generator, transforms, episodes."""
     drawn = [*queued, *engine.pending]
-    generator = None if engine.generator is None else engine.generator.get_state()
+    generator = generator_state(engine.generator)
     if engine.storage.shared and drawn:  # their rows are replaced meanwhile: a load makes other draws
         generator, drawn = drawn[0].rng, []
     return {
@@ -343,6 +342,11 @@ def check_queued(state: dict[str, Any], engine: Reader, batch_size: int | None) 
             raise CheckpointError(msg)
 
 
+def generator_state(generator: torch.Generator | None) -> Tensor | None:
+    """Return the state of a generator, if there is one."""
+    return None if generator is None else generator.get_state()
+
+
 def read_generator(state: Tensor | None, device: torch.device) -> torch.Generator | None:
     """Return a generator in a saved state, or None where none was saved.
 
@@ -366,6 +370,13 @@ def saved_rows(state: dict[str, Any]) -> int:
     return int(storage["rows"]) if "rows" in storage else len(storage.get("items", ()))
 
 
+_SAVED = {
+    **{name: name for name in ("slots", "weights", "info", "lengths", "pad", "length", "last", "rng", "dice")},
+    "generations": "stamps",
+}
+"""Fields of a draw that checkpoints hold, by their names there; a field that is None is left out."""
+
+
 def show_draw(draw: Draw, engine: Reader) -> dict[str, Any]:
     """Return a queued draw as plain values and tensors.
 
@@ -373,17 +384,13 @@ def show_draw(draw: Draw, engine: Reader) -> dict[str, Any]:
     replaced one of them.
     """
     plan, kept = draw.plan, None if draw.held is None else draw.held.rows
-    state = {"slots": draw.slots, "weights": draw.weights, "last": draw.last, "rng": draw.rng}
-    more = {"stamps": draw.generations, "lengths": draw.lengths, "dice": draw.dice}
-    held: dict[str, Any] = {name: value for name, value in more.items() if value is not None}
-    if draw.info:
-        held["info"] = draw.info
+    state = {key: value for name, key in _SAVED.items() if (value := getattr(draw, name)) is not None}
     if plan is not None:
-        held["plan"] = plan.state_dict()
+        state["plan"] = plan.state_dict()
     if kept is not None:
         payload = kept.source.storage.show_payload(kept.payload)
-        held["rows"] = {"payload": payload, "stale": engine.stale_rows(kept.draw, kept)}
-    return {**state, "pad": draw.pad, "length": draw.length, **held}
+        state["rows"] = {"payload": payload, "stale": engine.stale_rows(kept.draw, kept)}
+    return state
 
 
 def read_draw(state: dict[str, Any], buffer: dict[str, Any], engine: Reader) -> Draw:
@@ -404,27 +411,12 @@ def read_draw(state: dict[str, Any], buffer: dict[str, Any], engine: Reader) -> 
         state = {**state, "slots": (state["slots"] - seam).remainder_(rows), **turned}
     if "rows" in state:
         rows = max(rows, engine.ring.capacity)  # rows that were replaced: nothing is read at their slots
-    arrays = [state.get(name) for name in ("weights", "stamps", "lengths", "dice")]
-    weights, generations, lengths, dice = (None if x is None else x.to(device).clone() for x in arrays)
-    info = {key: value.to(device).clone() for key, value in (state.get("info") or {}).items()} or None
-    slots, pad, length = state["slots"].to(device).clone(), int(state["pad"]), int(state["length"])
-    draw = Draw(
-        slots,
-        weights,
-        info,
-        generations,
-        lengths,
-        pad,
-        length,
-        last=bool(state["last"]),
-        ring=engine.ring,
-        sampler=engine.sampler,
-        rng=state["rng"],
-        dice=dice,
-    )
+    values = {name: state[key] for name, key in _SAVED.items() if key in state}
+    draw = Draw(**tree_map_only(Tensor, lambda value: value.to(device).clone(), values))
+    draw = draw._replace(rng=state.get("rng"), ring=engine.ring, sampler=engine.sampler)
     _check_draw(draw, rows, episodes=engine.tracker is not None)
     if "plan" in state:
-        plan = Plan.from_state(state["plan"], Schema.from_json(schema), slots, rows)
+        plan = Plan.from_state(state["plan"], Schema.from_json(schema), draw.slots, rows)
         if engine.unit is not None and not plan.fields.keys() >= set(engine.unit.plan_fields):
             msg = f"a queued draw of the checkpoint lacks fields of {engine.unit!r}: it is damaged"
             raise CheckpointError(msg)
@@ -440,7 +432,9 @@ def _check_draw(draw: Draw, rows: int, *, episodes: bool) -> None:
     """
     slots, weights, info, generations, lengths, pad, length, *_ = draw
     alike, problem, dice, rng = (weights, generations, lengths, *(info or {}).values()), "", draw.dice, draw.rng
-    if slots.dtype is not torch.int64 or slots.ndim != 1 or not slots.numel():
+    if (type(pad), type(length), type(draw.last)) != (int, int, bool):
+        problem = "has no numbers of rows"
+    elif slots.dtype is not torch.int64 or slots.ndim != 1 or not slots.numel():
         problem = "has no slots"
     elif not 0 <= int(slots.min()) <= int(slots.max()) < rows:
         problem = f"has slots beyond its {rows} rows"
@@ -528,6 +522,21 @@ def load_buffer(
     return None
 
 
+def load_saved(
+    engine: Reader | EnsembleEngine,
+    path: str | Path,
+    restore: Callable[[dict[str, Any]], None],
+    *,
+    verify: bool,
+    mmap: bool,
+) -> None:
+    """Read what `save_buffer` wrote, and hand the state to `restore`; see `load_buffer`."""
+    engines, name = engine.saved, engine.format_name
+    save = load_buffer(path, restore, [e.storage for e in engines], format_name=name, verify=verify, mmap=mmap)
+    for each in engines:
+        each.saves.loaded(save, each.ring, each.storage)
+
+
 def _to_map(saved: dict[str, Any], storage: Storage, _: str) -> dict[str, Any]:
     with readable("this storage"):
         seam = storage.seam(saved)
@@ -584,9 +593,9 @@ def _of(engine: Reader, draw: Draw) -> Draw:
 def load_engine_states(
     targets: Sequence[tuple[Reader, Compose, int | None]],
     states: Sequence[dict[str, Any]],
-    queues: Sequence[Sequence[Draw]] = (),
+    queued: Sequence[tuple[int, Draw]] = (),
     transforms: Sequence[tuple[Compose, dict[str, Any]]] = (),
-) -> list[list[Draw | None]]:
+) -> list[Draw | None]:
     """Restore the states of several buffers, all or none; the caller holds their locks.
 
     The states are loaded into copies of the engines, whose contents take the place of the present ones at the end.
@@ -594,7 +603,7 @@ def load_engine_states(
     Args:
         targets: the buffers, with their transforms and batch sizes.
         states: theirs.
-        queues: draws of each buffer that something else has queued.
+        queued: draws of these buffers, by their numbers, that something else has queued.
         transforms: further transforms, and their states.
 
     Returns:
@@ -617,7 +626,7 @@ def load_engine_states(
             load.parts()
             load.draws()
         made = [load.made for load in loads if load.made.own]
-        found = [[revive(m, _of(m, draw)) for draw in queue] for m, queue in zip(made, queues, strict=False)]
+        found = [revive(made[i], _of(made[i], draw)) for i, draw in queued]
         chains = [load.chain for load in loads] + [*transforms]
         _check_transforms(chains)
         _take(taking, loads)
@@ -634,8 +643,8 @@ def load_engine_states(
                 transform.load_state_dict(state)
         for load in loads:
             load.exchange()
-    pairs = zip(targets, found, strict=False)
-    return [[None if one is None else _of(engine, one) for one in queue] for (engine, *_), queue in pairs]
+    pairs = zip(queued, found, strict=True)
+    return [None if one is None else _of(targets[i][0], one) for (i, _), one in pairs]
 
 
 def _take(stack: ExitStack, loads: Sequence[_Load]) -> None:
@@ -823,92 +832,3 @@ def revive(engine: Reader, draw: Draw) -> Draw | None:
         return drawn._replace(held=HeldRows(drawn, rows))
     found = engine.expand_again(drawn) if plan is None else drawn
     return None if found is None else engine.hold(found)
-
-
-# -- ensembles: the state of each member, and what is the ensemble's own ----------------------------------------------
-
-
-def ensemble_state(
-    engine: EnsembleEngine, queued: Sequence[Mix], transform: Compose, batch_size: int | None
-) -> dict[str, Any]:
-    """Return the whole state of an ensemble, with draws that are queued; nothing is copied.
-
-    The caller holds the locks.
-    """
-    return {
-        "members": [member.buffer._state() for member in engine.own],  # noqa: SLF001 (one package)
-        "mixing": engine.sampler.state_dict(),
-        "generator": None if engine.generator is None else engine.generator.get_state(),
-        "transforms": transform.state_dict(),
-        "batch_size": batch_size,
-        "pending": [_show(mix, engine.engines) for mix in (*queued, *engine.pending)],
-    }
-
-
-def _show(mix: Mix, engines: Sequence[Reader]) -> dict[str, Any]:
-    draws = [show_draw(draw, engines[i]) for i, draw in zip(mix.members, mix.draws, strict=True)]
-    owed = {} if mix.owed is None else {"owed": mix.owed}
-    return {"members": mix.members, "draws": draws, "rng": mix.rng, **owed}
-
-
-def read_queue(state: dict[str, Any], parts: Sequence[Any]) -> list[Mix]:
-    """Return the draws made ahead in a state of members that have these parts.
-
-    Raises:
-        CheckpointError: if one is damaged.
-    """
-    queue = []
-    for mix in state["pending"]:
-        chosen, owed = [int(i) for i in mix["members"]], None
-        if len(chosen) != len(mix["draws"]) or any(not 0 <= i < len(parts) for i in chosen):
-            msg = f"the checkpoint holds a queued draw from the members {chosen}: it is damaged"
-            raise CheckpointError(msg)
-        if "owed" in mix:
-            owed = list(map(float, mix["owed"]))
-            if len(owed) != len(parts):
-                msg = f"the checkpoint holds a queued draw that owes rows {mix['owed']!r:.80}: it is damaged"
-                raise CheckpointError(msg)
-        pairs = zip(chosen, mix["draws"], strict=True)
-        draws = [read_draw(draw, state["members"][i], parts[i]) for i, draw in pairs]
-        queue.append(Mix(chosen, draws, mix["rng"], owed))
-    return queue
-
-
-def load_ensemble_state(
-    engine: EnsembleEngine, state: dict[str, Any], transform: Compose, batch_size: int | None
-) -> None:
-    """Restore a state, by copy; if it does not fit, nothing has changed. The caller holds the locks.
-
-    Raises:
-        CheckpointError: naming what differs.
-    """
-    engines, sampler = engine.engines, engine.sampler
-    with readable("an ensemble"):
-        members = state["members"]
-        if len(members) != len(engines):
-            msg = f"the checkpoint holds {len(members)} members, this ensemble {len(engines)}"
-            raise CheckpointError(msg)
-        sampler.check_state(state["mixing"])
-        for mine, saved in zip(engines, members, strict=True):
-            check_queued({**state, "unit": saved.get("unit")}, mine, batch_size)
-        queue = read_queue(state, engines)
-        device = engines[0].storage.device if engine.generator is None else engine.generator.device
-        generator = read_generator(state["generator"], device)
-    queues: list[list[Any]] = [[] for _ in engines]
-    for mix in queue:
-        for i, draw in zip(mix.members, mix.draws, strict=True):
-            queues[i].append(draw)
-    targets = [(member.engine, member.buffer.transform, member.buffer.batch_size) for member in engine.own]
-    with readable("an ensemble"):
-        own = [(transform, state["transforms"])]
-    revived = [iter(found) for found in load_engine_states(targets, members, queues, own)]
-    sampler.load_state_dict(state["mixing"])  # it was checked
-    engine.pending.clear()
-    for mix in queue:
-        found = [next(revived[i]) for i in mix.members]
-        draws = [draw for draw in found if draw is not None]
-        if len(draws) == len(found):
-            engine.pending.append(mix._replace(draws=draws))
-        else:  # windows that are not whole
-            sampler.drew(mix.owed, -1)
-    engine.generator = with_state(engine.generator, generator)
