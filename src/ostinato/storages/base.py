@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ostinato.core import kinds
 from ostinato.core.index import plain_index, select
 from ostinato.core.kinds import require_eager, show_path
 from ostinato.core.records import Picks, Run
@@ -434,21 +435,17 @@ class Storage(ABC):
                 f"return a tensor collection, such as LazyTensorStorage. Plain {type(self).__name__} is not supported"
             )
             raise KindError(msg)
-        if path in {leaf.path for leaf in self.schema.objects}:
-            held = self.present(self.gather(slots), (slots.shape[0],))
-            for key in path:
-                held = held[key]
-            return held.tolist() if hasattr(held, "tolist") else list(held)
-        found = self.scores_at(slots, path)
+        found: Any = self.scores_at(slots, path)
+        if found is None:  # a field of Python objects, or one that was added later
+            found = kinds.find_field(self.present(self.gather(slots), (slots.shape[0],)), path)
         if found is None:
-            paths = [leaf.path for leaf in self.schema.leaves] + [leaf.path for leaf in self.schema.objects]
-            known = ", ".join(map(show_path, paths))
+            known = ", ".join(map(show_path, self.schema.paths))
             msg = (
                 f"Could not find key {show_path(path)} in the replay buffer: rows have {known}; write the field, or "
                 "name another"
             )
             raise KeyMissingError(msg)
-        return found
+        return found if isinstance(found, Tensor) else list(found.tolist() if hasattr(found, "tolist") else found)
 
     @abstractmethod
     def read(self, index: Any, *, swap: bool = False) -> Any:

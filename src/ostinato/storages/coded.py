@@ -9,17 +9,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ostinato.core.kinds import show_field, show_path
+from ostinato.core.kinds import show_path
 from ostinato.core.options import check_choice
 from ostinato.core.records import ring_range
 from ostinato.durable.arrays import raw_view
 from ostinato.durable.codecs import find_codec, map_in_threads
 from ostinato.errors import CapacityError, CheckpointError, OptionError, StorageMemoryError
-from ostinato.storages.columns import Saved, StorageColumn, join_blobs, named_kinds, split_blobs, take_parts, targets
+from ostinato.storages.columns import Saved, StorageColumn, join_blobs, named_kinds, split_blobs, targets
 from ostinato.storages.table import copy_column, read_column
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     import numpy.typing as npt
 
@@ -158,8 +158,8 @@ class CodedColumn(StorageColumn):
         values, ends = join_blobs(self.blobs(range(rows)))
         state["columns"] |= {f"{self.name}.blobs": values, f"{self.name}.ends": ends}
 
-    def load(self, state: dict[str, Any], sources: Mapping[int, Any], seam: int) -> Callable[[], None]:
-        """Read saved values, compressed ones of the same codec as they are; see `Columns.load`."""
+    def load(self, state: dict[str, Any], sources: Mapping[int, Any]) -> None:
+        """Keep saved values, compressed ones of the same codec as they are; see `Columns.load`."""
         source = sources[self.position]
         if not isinstance(source, SavedCoded):
             blobs = self.convert(read_column(source), int(state["rows"]))
@@ -167,7 +167,7 @@ class CodedColumn(StorageColumn):
             blobs = source.blobs()
         else:
             blobs = [blob for part in source.parts() for blob in self.convert(part, part.shape[0])]
-        return lambda: self._replace(blobs[seam:] + blobs[:seam])
+        self._replace(blobs)
 
 
 def _sizes(columns: Sequence[Sequence[bytes]]) -> np.ndarray[Any, Any]:
@@ -230,14 +230,14 @@ def find_coded(state: dict[str, Any], schema: Schema, mine: Sequence[Columns]) -
         mine: kinds of column of the storage that reads it, whose codecs may be the user's.
 
     Raises:
-        CheckpointError: if a column is missing, or its codec is not known here.
+        CheckpointError: if its codec is not known here.
+        KeyError: if a column is missing.
     """
     by_name = {kind.codec.name: kind.codec for kind in mine if isinstance(kind, CodedColumn)}
-    leaves = dict(zip(schema.column_names, schema.leaves, strict=True))
-    found = {}
-    for name, codec_name in dict(state.get("codec") or {}).items():
-        values, ends = take_parts(state["columns"], name, int(state["rows"]), "blobs")
-        codec = by_name.get(str(codec_name)) or known_codec(leaves[name], codec_name)
+    leaves, columns, found = dict(zip(schema.column_names, schema.leaves, strict=True)), state["columns"], {}
+    for name, codec_name in (state.get("codec") or {}).items():
+        codec = by_name.get(codec_name) or known_codec(leaves[name], codec_name)
+        values, ends = columns.pop(f"{name}.blobs"), columns.pop(f"{name}.ends")
         found[name] = SavedCoded(leaves[name], codec, values, ends)
     return found
 
@@ -264,7 +264,6 @@ class SavedCoded(Saved):
     def __init__(self, leaf: Leaf, codec: AnyCodec, values: Any, ends: Any) -> None:
         self._leaf, self._values, self._ends = leaf, values, ends
         self.codec = codec
-        self.how = f"codec={codec.name!r} for {show_field(leaf.path)}"
         self.dtype, self.shape = leaf.dtype, (int(ends.shape[0]), *leaf.shape)
 
     @property

@@ -25,8 +25,9 @@ from torch.compiler import is_dynamo_compiling
 from ostinato.core import kinds
 from ostinato.core.kinds import as_tensor, is_non_tensor, is_tensordict, is_text, show_field, show_path
 from ostinato.core.records import Picks, Request, Run
-from ostinato.core.rows import Flat, Leaf, Schema, as_bits, column_name, describe, map_leaves, turn_rows
+from ostinato.core.rows import Flat, Leaf, Schema, as_bits, column_name, describe, map_leaves
 from ostinato.durable import decode, encode
+from ostinato.durable.arrays import jagged
 from ostinato.durable.manifest import canonical, parse_json
 from ostinato.errors import (
     CheckpointError,
@@ -160,13 +161,6 @@ class Columns(ABC):
     def write(self, placement: Placement, prepared: Any) -> None:
         """Write rows to slots."""
 
-    def begin_field(self, position: int, slots: Tensor) -> None:  # noqa: B027
-        """Prepare for new values of another field in the rows at `slots`."""
-
-    @abstractmethod
-    def write_field(self, position: int, slots: Tensor, value: Any) -> None:
-        """Write one of these fields at distinct slots, int64 `[n]`."""
-
     @abstractmethod
     def read(self, position: int, slots: Tensor, *, pin: bool = False) -> Any:
         """Return the values of one of these fields at slots, int64 `[n]`. Copy."""
@@ -184,17 +178,16 @@ class Columns(ABC):
         """Add the first `rows` rows to the state of a storage: arrays to its `columns`, and what describes them."""
 
     @abstractmethod
-    def load(self, state: dict[str, Any], sources: Mapping[int, Any], seam: int) -> Callable[[], None]:
-        """Read what `add_state` added; return a function that replaces all rows by it, after the dense fields.
+    def load(self, state: dict[str, Any], sources: Mapping[int, Any]) -> None:
+        """Replace all rows by what `add_state` added; fields that this one reads have their rows already.
 
         Args:
             state: of the storage.
             sources: saved values by position of the leaf, of any kind, with `dtype`, `shape`, `read()` and
                 `read_into(tensor)`.
-            seam: the saved row that comes first; those before it come last.
 
         Raises:
-            CheckpointError: if it is damaged; nothing has changed.
+            CheckpointError: if it is damaged.
         """
 
 
@@ -321,11 +314,6 @@ class StorageColumn(Columns):
             values = as_bits(prepared)[rows.to(prepared.device)].view(prepared.dtype)
         self.set(slots.to(self.device), values.to(self.device))
 
-    def write_field(self, position: int, slots: Tensor, value: Any) -> None:  # noqa: ARG002
-        """Write the field at distinct slots, int64 `[n]`."""
-        rows = slots.shape[0]
-        self.write(Picks(slots, torch.arange(rows, device=slots.device), slots), self.convert(value, rows))
-
     def read(self, position: int, slots: Tensor, *, pin: bool = False) -> Any:  # noqa: ARG002
         """Return the values at slots; see `get`.
 
@@ -354,11 +342,10 @@ class StorageColumn(Columns):
         """Add the values of the first rows to the columns of a state, as a dense field is saved. Copy."""
         state["columns"][self.name] = self.read(self.position, torch.arange(rows, device=self.device))
 
-    def load(self, state: dict[str, Any], sources: Mapping[int, Any], seam: int) -> Callable[[], None]:
-        """Read saved values of any kind; return a function that sets them."""
-        values, rows = read_column(sources[self.position]).to(self.device), int(state["rows"])
-        slots = torch.arange(rows, device=self.device)
-        return lambda: self.set((slots - seam) % max(1, rows), values)
+    def load(self, state: dict[str, Any], sources: Mapping[int, Any]) -> None:
+        """Set saved values of any kind."""
+        values = read_column(sources[self.position]).to(self.device)
+        self.set(torch.arange(int(state["rows"]), device=self.device), values)
 
 
 def named_kinds(kinds: object, option: str = "kinds") -> list[StorageColumn]:
@@ -558,12 +545,20 @@ class Fields:
 
     def write_field(self, position: int, slots: Tensor, value: Any) -> None:
         """Write one field at distinct slots: a leaf, `[n, *leaf.shape]`, or a field of objects."""
-        for kind in self.kinds:
-            kind.begin_field(position, slots)
-        if position in self._others:
-            self._others[position].write_field(position, slots, value)
-        else:
+        rows, leaves, other = slots.shape[0], list[Any](), self._others.get(position)
+        placement = Picks(slots, torch.arange(rows, device=slots.device), slots)
+        derived = [kind for kind in self.kinds if kind.derived]
+        if derived:
+            leaves = self._gather(slots)
+            leaves[position : position + 1] = [value]
+        prepared = [kind.prepare(Flat(leaves, (rows,)), rows, None) for kind in derived]
+        begun = [(kind, kind.begin_write(placement, x)) for kind, x in zip(derived, prepared, strict=True)]
+        if other is None:
             self.dense.write_column(self.places[position], slots, value)
+        elif isinstance(other, StorageColumn):
+            other.write(placement, other.convert(value, rows))
+        for kind, values in begun:
+            kind.write(placement, values)
 
     def clear(self) -> None:
         """Remove all rows and late fields."""
@@ -587,13 +582,15 @@ class Fields:
 
     def load(self, state: dict[str, Any], sources: Mapping[int, Any], seam: int = 0) -> None:
         """Replace all rows by those of a state, row `seam` first; dense fields mapped from its files are in place."""
-        finish, rows = [part.load(state, sources, seam) for part in self._parts], int(state["rows"])
+        rows = int(state["rows"])
         if not state.get("mapped"):
             self.dense.fill({self.schema.column_names[i]: sources[i] for i in self.kept}, rows)
-            if seam:
-                self.dense.turn(rows, seam)
-        for end in finish:
-            end()
+        for part in self._parts:
+            part.load(state, sources)
+        if seam:
+            for part in reversed(self._parts):
+                part.keep(torch.arange(rows, device=self.device).roll(-seam))
+            self.dense.turn(rows, seam)
 
 
 class Saved(ABC):
@@ -601,8 +598,6 @@ class Saved(ABC):
 
     dtype: torch.dtype
     shape: tuple[int, ...]
-    how: str = ""
-    """How it was saved, for messages; empty if it can be mapped."""
 
     @abstractmethod
     def read_into(self, dest: Tensor) -> None:
@@ -788,17 +783,13 @@ class LateFields:
             state["late"].append([list(path), name, f"{name}.has"])
             state["columns"] |= {name: field.values[:rows], f"{name}.has": field.has[:rows]}
 
-    def load(self, state: dict[str, Any], sources: Mapping[int, Any], seam: int) -> Callable[[], None]:  # noqa: ARG002
-        """Read what `add_state` added; return a function that replaces all fields by it."""
+    def load(self, state: dict[str, Any], sources: Mapping[int, Any]) -> None:  # noqa: ARG002
+        """Replace all fields by what `add_state` added."""
         columns, rows = state["columns"], slice(int(state["rows"]))
-        new = LateFields(self._capacity, self._device)
+        self.clear()
         for path, name, has in state["late"]:
-            new.put(tuple(path), rows, read_column(columns[name]))
-            field = new.fields[tuple(path)]
-            field.has[rows] = read_column(columns[has]).to(self._device)
-            for part in (field.values, field.has):
-                turn_rows(part[rows], seam)
-        return lambda: vars(self).update(fields=new.fields)
+            self.put(tuple(path), rows, read_column(columns[name]))
+            self.fields[tuple(path)].has[rows] = read_column(columns[has]).to(self._device)
 
 
 def _check_new(path: Path, value: Any) -> None:
@@ -865,12 +856,6 @@ def check_ends(values: Tensor, ends: Tensor) -> Tensor:
     raise DamagedFileError(msg)
 
 
-def jagged(values: Tensor, lengths: Tensor) -> Tensor:
-    """Return values `[total, *F]` as a nested tensor `[n, j, *F]` of the layout `torch.jagged`. A view of them."""
-    offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
-    return torch.nested.nested_tensor_from_jagged(values, offsets)
-
-
 def saved_jagged(values: Tensor, lengths: Tensor) -> Tensor:
     """Return saved values as a nested tensor; see `jagged`.
 
@@ -879,19 +864,6 @@ def saved_jagged(values: Tensor, lengths: Tensor) -> Tensor:
     """
     check_ends(values, lengths.cumsum(0))
     return jagged(values, lengths)
-
-
-def take_parts(columns: dict[str, Any], name: str, rows: int, part: str) -> tuple[Any, Any]:
-    """Take the values and ends of a field out of the columns of a state.
-
-    Raises:
-        CheckpointError: if one of them is missing, or there is not one end for each row.
-    """
-    values, ends = columns.pop(f"{name}.{part}", None), columns.pop(f"{name}.ends", None)
-    if values is None or ends is None or tuple(ends.shape) != (rows,) or not len(values.shape):
-        msg = f"the checkpoint's column {name!r} of {part} is missing or does not fit its rows: it is damaged"
-        raise CheckpointError(msg)
-    return values, ends
 
 
 def check_column(name: str, source: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
@@ -947,11 +919,13 @@ def pack(row: Any, *, allow_pickle: bool) -> dict[str, Any]:
 def _pack_tree(row: Any, *, allow_pickle: bool) -> dict[str, Any]:
     schema = describe(row, 0, bare=True)
     flat = schema.flatten(row, (), 0)
-    packed = {"form": "tree", "schema": schema.to_json(), "leaves": flat.leaves}
-    if not schema.objects:
-        return packed
-    columns = [values.reshape(-1).tolist() for values in flat.objects]
-    return {**packed, "objects": [[pack(v, allow_pickle=allow_pickle) for v in values] for values in columns]}
+    objects = {"objects": pack_objects(flat.objects, allow_pickle=allow_pickle)} if schema.objects else {}
+    return {"form": "tree", "schema": schema.to_json(), "leaves": flat.leaves, **objects}
+
+
+def pack_objects(fields: Sequence[np.ndarray[Any, Any]], *, allow_pickle: bool) -> list[list[dict[str, Any]]]:
+    """Convert object arrays to lists of values that checkpoints can hold; see `pack`."""
+    return [[pack(value, allow_pickle=allow_pickle) for value in field.reshape(-1).tolist()] for field in fields]
 
 
 def unpack(saved: dict[str, Any], *, allow_pickle: bool) -> Any:
@@ -965,8 +939,7 @@ def unpack(saved: dict[str, Any], *, allow_pickle: bool) -> Any:
         return saved["value"]
     if form == "tree":
         schema, leaves = Schema.from_json(saved["schema"]), saved["leaves"]
-        columns = zip(schema.objects, saved.get("objects", []), strict=True)
-        objects = [object_array(values, leaf.shape, allow_pickle=allow_pickle) for leaf, values in columns]
+        objects = unpack_objects(saved.get("objects", []), schema, allow_pickle=allow_pickle)
         if len(leaves) != len(schema.leaves):
             msg = f"the checkpoint holds {len(leaves)} tensors for {len(schema.leaves)} fields"
             raise CheckpointError(msg)
@@ -985,17 +958,23 @@ def unpack(saved: dict[str, Any], *, allow_pickle: bool) -> Any:
     raise CheckpointError(msg)
 
 
-def object_array(packed: Sequence[Any], shape: tuple[int, ...], *, allow_pickle: bool) -> np.ndarray[Any, Any]:
-    """Return packed objects as an object array of a shape.
+def unpack_objects(
+    packed: Sequence[Sequence[Any]], schema: Schema, lead: tuple[int, ...] = (), *, allow_pickle: bool
+) -> list[np.ndarray[Any, Any]]:
+    """Return the result of `pack_objects` as object arrays `[*lead, *leaf.shape]` of the fields of a schema.
 
     Raises:
         CheckpointError: if there is another number of them, or they are pickled and that is not allowed.
     """
-    values = [unpack(value, allow_pickle=allow_pickle) for value in packed]
-    if len(values) != math.prod(shape):
-        msg = f"the checkpoint holds {len(values)} objects for {math.prod(shape)} places: it is damaged"
-        raise CheckpointError(msg)
-    return np.fromiter(values, dtype=object, count=len(values)).reshape(shape)
+    fields = []
+    for values, leaf in zip(packed, schema.objects, strict=True):
+        shape = (*lead, *leaf.shape)
+        if len(values) != math.prod(shape):
+            msg = f"the checkpoint holds {len(values)} objects for {math.prod(shape)} places: it is damaged"
+            raise CheckpointError(msg)
+        objects = (unpack(value, allow_pickle=allow_pickle) for value in values)
+        fields.append(np.fromiter(objects, dtype=object, count=len(values)).reshape(shape))
+    return fields
 
 
 def pack_column(name: str, values: Sequence[Any], *, allow_pickle: bool) -> tuple[str, Tensor, Tensor]:
@@ -1128,11 +1107,10 @@ class ObjectColumn(StorageColumn):
         state.setdefault("objects", {})[self.name] = self._values[:rows].reshape(-1).tolist()
         state["allow_pickle"] = self._allow_pickle
 
-    def load(self, state: dict[str, Any], sources: Mapping[int, Any], seam: int) -> Callable[[], None]:  # noqa: ARG002
-        """Copy what `add_state` added, after `check_objects`; return a function that replaces all objects by it."""
+    def load(self, state: dict[str, Any], sources: Mapping[int, Any]) -> None:  # noqa: ARG002
+        """Replace all objects by copies of what `add_state` added, after `check_objects`."""
         values = state["objects"][self.name]
-        read = self.convert(np.fromiter(values, dtype=object, count=len(values)), int(state["rows"]))
-        return lambda: self._replace(np.roll(read, -seam, axis=0))
+        self._replace(self.convert(np.fromiter(values, dtype=object, count=len(values)), int(state["rows"])))
 
 
 def object_name(leaf: ObjectLeaf, number: int) -> str:
@@ -1146,15 +1124,13 @@ def check_objects(schema: Schema, state: dict[str, Any]) -> dict[str, list[Any]]
     Raises:
         CheckpointError: naming a field that is missing, or has not one object for each row.
     """
-    saved, out, rows = state.get("objects") or {}, {}, int(state["rows"])
+    saved, out = state.get("objects") or {}, {}
     for number, leaf in enumerate(schema.objects):
-        name, count = object_name(leaf, number), rows * math.prod(leaf.shape)
-        values = saved.get(name)
-        if not isinstance(values, list) or len(values) != count:
-            got = f"{len(values)}" if isinstance(values, list) else "none"
-            msg = f"the checkpoint must hold {count} objects for {show_field(leaf.path)}, got {got}: damaged"
+        name, count = object_name(leaf, number), int(state["rows"]) * math.prod(leaf.shape)
+        out[name] = saved.get(name, [])
+        if not isinstance(out[name], list) or len(out[name]) != count:
+            msg = f"the checkpoint must hold {count} objects for {show_field(leaf.path)}, got others: it is damaged"
             raise CheckpointError(msg)
-        out[name] = values
     return out
 
 

@@ -20,7 +20,17 @@ from ostinato.durable.codecs import ZlibCodec, find_codec, map_in_threads
 from ostinato.errors import CheckpointError, KeyMissingError, KindError, OptionError, SchemaError, SlotError
 from ostinato.storages.base import Storage, check_capacity, check_device
 from ostinato.storages.checkpoint import readable, require_form
-from ostinato.storages.columns import counts_after, join_blobs, object_array, owned, pack, split_blobs, targets, unpack
+from ostinato.storages.columns import (
+    counts_after,
+    join_blobs,
+    owned,
+    pack,
+    pack_objects,
+    split_blobs,
+    targets,
+    unpack,
+    unpack_objects,
+)
 from ostinato.storages.table import read_column
 
 if TYPE_CHECKING:
@@ -635,8 +645,7 @@ class CompressedListStorage(ListStorage):
             blobs.extend(blob for blob, _, _ in leaf.parts)
             notes.append({"leaves": [[dtype_name(dtype), list(shape), leaf.array] for _, dtype, shape in leaf.parts]})
             if leaf.schema is not None:
-                columns = [values.reshape(-1).tolist() for values in leaf.objects]
-                objects = [[pack(value, allow_pickle=self.allow_pickle) for value in values] for values in columns]
+                objects = pack_objects(leaf.objects, allow_pickle=self.allow_pickle)
                 notes[-1] |= {"schema": leaf.schema.to_json(), "objects": objects}
             return None
 
@@ -660,8 +669,7 @@ class CompressedListStorage(ListStorage):
             if "schema" not in note:
                 return _Packed(parts, bool(note["leaves"][0][2]))
             schema = Schema.from_json(note["schema"])
-            columns = zip(note["objects"], schema.objects, strict=True)
-            objects = [object_array(x, leaf.shape, allow_pickle=self.allow_pickle) for x, leaf in columns]
+            objects = unpack_objects(note["objects"], schema, allow_pickle=self.allow_pickle)
             return _Packed(parts, schema=schema, objects=objects)
 
         return map_leaves(unpack(saved["row"], allow_pickle=self.allow_pickle), read)

@@ -13,8 +13,9 @@ from ostinato.core import kinds
 from ostinato.core.kinds import show_field, show_path
 from ostinato.core.options import check_choice
 from ostinato.core.rows import Flat, as_bits
+from ostinato.durable.arrays import jagged, offsets_of, values_of
 from ostinato.errors import CheckpointError, KeyMissingError, KindError, OptionError, SchemaError, SlotError
-from ostinato.storages.columns import StorageColumn, check_ends, jagged, saved_jagged, take_parts, targets, with_field
+from ostinato.storages.columns import StorageColumn, check_ends, targets, with_field
 from ostinato.storages.lazy import LazyTensorStorage
 from ostinato.storages.table import last_of_each, read_column
 
@@ -36,17 +37,6 @@ _Values: TypeAlias = tuple[Tensor, Tensor]
 
 _CHUNK = 2**20
 """Elements that are moved at once when values are compacted."""
-
-
-def _offsets_of(nested: Tensor) -> Tensor:
-    """Return where the rows of a jagged tensor `[n, j, *F]` begin and end in its values, int64 `[n + 1]`."""
-    offsets: Tensor = nested.offsets()  # type: ignore[attr-defined]
-    return offsets
-
-
-def _lengths_of(nested: Tensor) -> Tensor:
-    """Return the lengths of the rows of a jagged tensor, int64 `[n]`."""
-    return torch.diff(_offsets_of(nested))
 
 
 class _Arena(NamedTuple):
@@ -117,7 +107,7 @@ class RaggedColumn(StorageColumn):
 
     def set(self, slots: Tensor, values: Tensor) -> None:
         """Keep the rows of a jagged nested tensor."""
-        self._put(slots, values.values(), _lengths_of(values))
+        self._put(slots, *values_of(values))
 
     def get(self, slots: Tensor) -> Tensor:
         """Return a jagged nested tensor of the rows at slots."""
@@ -172,7 +162,7 @@ class RaggedColumn(StorageColumn):
     def write(self, placement: Placement, prepared: Tensor) -> None:
         """Write rows of a jagged tensor to slots; of equal slots the last one wins."""
         slots, rows = last_of_each(*targets(placement))
-        offsets, values = _offsets_of(prepared).to(rows.device), prepared.values()
+        offsets, values = offsets_of(prepared).to(rows.device), prepared.values()
         if rows.shape[0] == offsets.shape[0] - 1 and torch.equal(rows, torch.arange(rows.shape[0], device=rows.device)):
             self._put(slots, values, torch.diff(offsets))
             return
@@ -194,11 +184,9 @@ class RaggedColumn(StorageColumn):
         values, lengths = self._values_at(torch.arange(rows, device=self.device))
         state["columns"] |= {f"{self.name}.values": values, f"{self.name}.ends": lengths.cumsum(0)}
 
-    def load(self, state: dict[str, Any], sources: Mapping[int, Any], seam: int) -> Callable[[], None]:  # noqa: ARG002
-        """Read what `add_state` added; return a function that replaces all rows by it."""
-        values, lengths = sources[self.position].parts()
-        cut = int(lengths[:seam].sum())
-        return lambda: self._replace(torch.cat((values[cut:], values[:cut])), torch.roll(lengths, -seam))
+    def load(self, state: dict[str, Any], sources: Mapping[int, Any]) -> None:  # noqa: ARG002
+        """Replace all rows by what `add_state` added."""
+        self._replace(*sources[self.position].parts())
 
 
 @final
@@ -374,7 +362,7 @@ class RaggedTensorStorage(LazyTensorStorage):
             return self._join([self._row(value, path)], path)
         if isinstance(value, Tensor) and value.is_nested:
             if value.layout is torch.jagged and value.lengths() is None:  # type: ignore[attr-defined]
-                return value.values().detach(), _lengths_of(value)
+                return values_of(value)
             value = list(value.unbind(0))
         if isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.dtype == object):
             return self._join([self._row(row, path) for row in value], path)
@@ -506,16 +494,6 @@ class RaggedTensorStorage(LazyTensorStorage):
         one = isinstance(found, Tensor) and found.is_nested and self.layout != "nested"
         return list(_rows_of(found)) if one else found
 
-    def show_payload(self, payload: Flat) -> dict[str, Any]:
-        """Return gathered rows as plain values and tensors; ragged leaves are values and lengths."""
-        shown = super().show_payload(payload)
-        return {**shown, "leaves": [[x.values(), _lengths_of(x)] if x.is_nested else x for x in shown["leaves"]]}
-
-    def read_payload(self, saved: Any, schema: Schema | None, rows: int) -> Flat:
-        """Return what `show_payload` returned, by copy."""
-        leaves = [saved_jagged(*x) if isinstance(x, list) else x for x in saved["leaves"]]
-        return super().read_payload({**saved, "leaves": leaves}, schema, rows)
-
     # -- state ---------------------------------------------------------------------------------------------------------
 
     def checked_hook(self, hook: Callable[..., Any]) -> NoReturn:
@@ -528,9 +506,8 @@ class RaggedTensorStorage(LazyTensorStorage):
         if sorted(state["ragged"]) != names:
             msg = f"the checkpoint has the ragged columns {sorted(state['ragged'])}, the storage {names}"
             raise CheckpointError(msg)
-        found: dict[str, Any] = {}
-        for name in names:
-            found[name] = SavedRagged(*take_parts(state["columns"], name, int(state["rows"]), "values"))
+        columns = state["columns"]
+        found = {name: SavedRagged(columns[f"{name}.values"], columns[f"{name}.ends"]) for name in names}
         return super()._find_sources(state, schema) | found
 
 
@@ -549,7 +526,7 @@ def _put(data: dict[Any, Any], path: Path, value: Any) -> None:
 
 def _padded(nested: Tensor) -> tuple[Tensor, Tensor]:
     """Return a jagged tensor `[n, j, *F]` padded with 0, `[n, longest, *F]`, and the mask of its values."""
-    values, lengths = nested.values(), _lengths_of(nested)
+    values, lengths = values_of(nested)
     longest = int(lengths.max()) if lengths.shape[0] else 0
     mask = torch.arange(longest, device=values.device) < lengths[:, None]
     out = torch.zeros((*mask.shape, *values.shape[1:]), dtype=values.dtype, device=values.device)
@@ -562,13 +539,14 @@ def _share_offsets(leaves: list[Tensor]) -> None:
     known: list[Tensor] = []
     for i, leaf in enumerate(leaves):
         if leaf.is_nested:
-            offsets = next((x for x in known if torch.equal(x, _offsets_of(leaf))), None)
+            offsets = next((x for x in known if torch.equal(x, offsets_of(leaf))), None)
             if offsets is None:
-                known.append(_offsets_of(leaf))
+                known.append(offsets_of(leaf))
             else:
                 leaves[i] = torch.nested.nested_tensor_from_jagged(leaf.values(), offsets)
 
 
 def _rows_of(nested: Tensor) -> tuple[Tensor, ...]:
     """Return the rows of a jagged tensor. Views."""
-    return torch.split(nested.values(), _lengths_of(nested).tolist())
+    values, lengths = values_of(nested)
+    return torch.split(values, lengths.tolist())
