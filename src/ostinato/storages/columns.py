@@ -308,11 +308,16 @@ class StorageColumn(Columns):
     def write(self, placement: Placement, prepared: Any) -> None:
         """Set the values of rows; of equal slots the last one wins."""
         if isinstance(placement, Run):
-            slots, values = placement.slots(), prepared[placement.skip :]
+            slots, chosen = placement.slots(), self._pick(prepared, slice(placement.skip, None))
         else:
             slots, rows = last_of_each(placement.slots, placement.rows)
-            values = as_bits(prepared)[rows.to(prepared.device)].view(prepared.dtype)
-        self.set(slots.to(self.device), values.to(self.device))
+            chosen = self._pick(prepared, rows)
+        self.set(slots.to(self.device), chosen)
+
+    def _pick(self, prepared: Any, rows: slice | Tensor) -> Any:
+        """Return some rows of what `convert` returned, on the device."""
+        at = rows.to(prepared.device) if isinstance(rows, Tensor) else rows
+        return as_bits(prepared)[at].view(prepared.dtype).to(self.device)
 
     def read(self, position: int, slots: Tensor, *, pin: bool = False) -> Any:  # noqa: ARG002
         """Return the values at slots; see `get`.
@@ -335,8 +340,10 @@ class StorageColumn(Columns):
         """Remove all rows; values may stay in memory."""
 
     def keep(self, slots: Tensor) -> None:
-        """Move the values at `slots` (int64 `[n]`) to the slots `[0, n)`."""
-        self.set(torch.arange(slots.shape[0], device=self.device), self.read(self.position, slots))
+        """Move the values at `slots` (int64 `[n]`) to the slots `[0, n)`, and remove all others."""
+        values = self.read(self.position, slots)
+        self.clear()
+        self.set(torch.arange(slots.shape[0], device=self.device), values)
 
     def add_state(self, state: dict[str, Any], rows: int) -> None:
         """Add the values of the first rows to the columns of a state, as a dense field is saved. Copy."""
@@ -345,6 +352,7 @@ class StorageColumn(Columns):
     def load(self, state: dict[str, Any], sources: Mapping[int, Any]) -> None:
         """Set saved values of any kind."""
         values = read_column(sources[self.position]).to(self.device)
+        self.clear()
         self.set(torch.arange(int(state["rows"]), device=self.device), values)
 
 
@@ -1074,13 +1082,8 @@ class ObjectColumn(StorageColumn):
         """Return the field of rows, `[rows, *shape]`, with copies of mutable objects."""
         return own_values(values).reshape((rows, *self._values.shape[1:]))
 
-    def write(self, placement: Placement, prepared: np.ndarray[Any, Any]) -> None:
-        """Write rows; of equal slots the last one wins."""
-        if isinstance(placement, Run):
-            for slot, row, count in placement.parts():
-                self._values[slot : slot + count] = prepared[row : row + count]
-        else:
-            self.set(placement.slots, prepared[placement.rows.cpu().numpy()])
+    def _pick(self, prepared: np.ndarray[Any, Any], rows: slice | Tensor) -> np.ndarray[Any, Any]:
+        return prepared[rows.cpu().numpy() if isinstance(rows, Tensor) else rows]
 
     def set(self, slots: Tensor, values: Any) -> None:
         """Keep objects."""
@@ -1094,14 +1097,6 @@ class ObjectColumn(StorageColumn):
         """Remove all objects."""
         self._values.fill(None)
 
-    def keep(self, slots: Tensor) -> None:
-        """Move the objects at `slots` (int64 `[n]`) to the slots `[0, n)`, and remove all others."""
-        self._replace(self.get(slots))
-
-    def _replace(self, values: np.ndarray[Any, Any]) -> None:
-        self._values[: len(values)] = values
-        self._values[len(values) :] = None
-
     def add_state(self, state: dict[str, Any], rows: int) -> None:
         """Add a list of the objects of the first rows to a state by its name, not copied."""
         state.setdefault("objects", {})[self.name] = self._values[:rows].reshape(-1).tolist()
@@ -1109,8 +1104,10 @@ class ObjectColumn(StorageColumn):
 
     def load(self, state: dict[str, Any], sources: Mapping[int, Any]) -> None:  # noqa: ARG002
         """Replace all objects by copies of what `add_state` added, after `check_objects`."""
-        values = state["objects"][self.name]
-        self._replace(self.convert(np.fromiter(values, dtype=object, count=len(values)), int(state["rows"])))
+        values, rows = state["objects"][self.name], int(state["rows"])
+        read = self.convert(np.fromiter(values, dtype=object, count=len(values)), rows)
+        self.clear()
+        self.set(torch.arange(rows, device="cpu"), read)
 
 
 def object_name(leaf: ObjectLeaf, number: int) -> str:

@@ -15,14 +15,14 @@ from ostinato.core.options import check_choice
 from ostinato.core.rows import Flat, as_bits
 from ostinato.durable.arrays import jagged, offsets_of, values_of
 from ostinato.errors import CheckpointError, KeyMissingError, KindError, OptionError, SchemaError, SlotError
-from ostinato.storages.columns import StorageColumn, check_ends, targets, with_field
+from ostinato.storages.columns import StorageColumn, check_ends, with_field
 from ostinato.storages.lazy import LazyTensorStorage
-from ostinato.storages.table import last_of_each, read_column
+from ostinato.storages.table import read_column
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
 
-    from ostinato.core.records import Placement, Plan
+    from ostinato.core.records import Plan
     from ostinato.core.rows import Path, Schema
     from ostinato.durable.codecs import AnyCodec
 
@@ -159,34 +159,19 @@ class RaggedColumn(StorageColumn):
         spans[slots] = torch.stack((lengths.cumsum(0) - lengths + self._used, lengths), 1)
         self._used += total
 
-    def write(self, placement: Placement, prepared: Tensor) -> None:
-        """Write rows of a jagged tensor to slots; of equal slots the last one wins."""
-        slots, rows = last_of_each(*targets(placement))
-        offsets, values = offsets_of(prepared).to(rows.device), prepared.values()
-        if rows.shape[0] == offsets.shape[0] - 1 and torch.equal(rows, torch.arange(rows.shape[0], device=rows.device)):
-            self._put(slots, values, torch.diff(offsets))
-            return
-        starts = offsets[rows]
-        spans = torch.stack((starts, offsets[rows + 1] - starts), 1)
-        self._put(slots, *_take(values, spans.to(values.device)))
-
-    def _replace(self, values: Tensor, lengths: Tensor) -> None:
-        self.clear()
-        self._put(torch.arange(lengths.shape[0], device="cpu"), values, lengths)
-
-    def keep(self, slots: Tensor) -> None:
-        """Move the rows at `slots` (int64 `[n]`) to the slots `[0, n)`, and remove all others."""
-        self._replace(*self._values_at(slots))
+    def _pick(self, prepared: Tensor, rows: slice | Tensor) -> Tensor:
+        if isinstance(rows, slice) and not rows.start:
+            return prepared
+        offsets = offsets_of(prepared)
+        at = torch.arange(offsets.shape[0] - 1, device=offsets.device)
+        at = at[rows.to(at.device) if isinstance(rows, Tensor) else rows]
+        return jagged(*_take(prepared.values(), torch.stack((offsets[at], offsets[at + 1] - offsets[at]), 1)))
 
     def add_state(self, state: dict[str, Any], rows: int) -> None:
         """Add values and ends to the columns of a state, and the name of the field to its `ragged`. Copies."""
         state.setdefault("ragged", []).append(self.name)
         values, lengths = self._values_at(torch.arange(rows, device=self.device))
         state["columns"] |= {f"{self.name}.values": values, f"{self.name}.ends": lengths.cumsum(0)}
-
-    def load(self, state: dict[str, Any], sources: Mapping[int, Any]) -> None:  # noqa: ARG002
-        """Replace all rows by what `add_state` added."""
-        self._replace(*sources[self.position].parts())
 
 
 @final
@@ -197,14 +182,14 @@ class SavedRagged:
         self._values, self._ends = values, ends
         self.dtype, self.shape = values.dtype, (int(ends.shape[0]), *values.shape[1:])
 
-    def parts(self) -> tuple[Tensor, Tensor]:
-        """Return values and lengths.
+    def read(self) -> Tensor:
+        """Return all rows as a jagged tensor.
 
         Raises:
             DamagedFileError: if the ends do not ascend from 0 to the number of values.
         """
         values = read_column(self._values)
-        return values, check_ends(values, read_column(self._ends))
+        return jagged(values, check_ends(values, read_column(self._ends)))
 
 
 @final
