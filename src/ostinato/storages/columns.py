@@ -316,8 +316,14 @@ class StorageColumn(Columns):
 
     def _pick(self, prepared: Any, rows: slice | Tensor) -> Any:
         """Return some rows of what `convert` returned, on the device."""
+        if isinstance(prepared, np.ndarray):
+            return prepared[rows.cpu().numpy() if isinstance(rows, Tensor) else rows]
         at = rows.to(prepared.device) if isinstance(rows, Tensor) else rows
         return as_bits(prepared)[at].view(prepared.dtype).to(self.device)
+
+    def _held(self, slots: Tensor) -> Any:
+        """Return what `set` keeps, for moves."""
+        return self.read(self.position, slots)
 
     def read(self, position: int, slots: Tensor, *, pin: bool = False) -> Any:  # noqa: ARG002
         """Return the values at slots; see `get`.
@@ -341,7 +347,7 @@ class StorageColumn(Columns):
 
     def keep(self, slots: Tensor) -> None:
         """Move the values at `slots` (int64 `[n]`) to the slots `[0, n)`, and remove all others."""
-        values = self.read(self.position, slots)
+        values = self._held(slots)
         self.clear()
         self.set(torch.arange(slots.shape[0], device=self.device), values)
 
@@ -351,9 +357,10 @@ class StorageColumn(Columns):
 
     def load(self, state: dict[str, Any], sources: Mapping[int, Any]) -> None:
         """Set saved values of any kind."""
-        values = read_column(sources[self.position]).to(self.device)
+        rows = int(state["rows"])
+        values = self.convert(read_column(sources[self.position]).to(self.device), rows)
         self.clear()
-        self.set(torch.arange(int(state["rows"]), device=self.device), values)
+        self.set(torch.arange(rows, device=self.device), values)
 
 
 def named_kinds(kinds: object, option: str = "kinds") -> list[StorageColumn]:
@@ -1081,9 +1088,6 @@ class ObjectColumn(StorageColumn):
     def convert(self, values: np.ndarray[Any, Any], rows: int) -> np.ndarray[Any, Any]:
         """Return the field of rows, `[rows, *shape]`, with copies of mutable objects."""
         return own_values(values).reshape((rows, *self._values.shape[1:]))
-
-    def _pick(self, prepared: np.ndarray[Any, Any], rows: slice | Tensor) -> np.ndarray[Any, Any]:
-        return prepared[rows.cpu().numpy() if isinstance(rows, Tensor) else rows]
 
     def set(self, slots: Tensor, values: Any) -> None:
         """Keep objects."""
