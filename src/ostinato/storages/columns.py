@@ -1077,7 +1077,8 @@ class ObjectColumn(StorageColumn):
         Raises:
             StorageMemoryError: if there are not eight bytes of memory for each.
         """
-        HeapMemory(torch.device("cpu")).check(8 * self.capacity * math.prod(self.leaf.shape))
+        self.device = torch.device("cpu")
+        HeapMemory(self.device).check(8 * self.capacity * math.prod(self.leaf.shape))
         self._values: np.ndarray[Any, Any] = np.empty((self.capacity, *self.leaf.shape), dtype=object)
 
     @property
@@ -1091,11 +1092,11 @@ class ObjectColumn(StorageColumn):
 
     def set(self, slots: Tensor, values: Any) -> None:
         """Keep objects."""
-        self._values[slots.cpu().numpy()] = values
+        self._values[slots.numpy()] = values
 
     def get(self, slots: Tensor) -> Any:
         """Return the objects at slots."""
-        return self._values[slots.cpu().numpy()]
+        return self._values[slots.numpy()]
 
     def clear(self) -> None:
         """Remove all objects."""

@@ -96,27 +96,34 @@ class RaggedColumn(StorageColumn):
         self._arena = _Arena(values, spans)
         self._used = self._live = 0
 
-    def _values_at(self, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the values of slots (int64 `[n]`), `[total, *F]`, and their lengths `[n]`. Copy.
+    def set(self, slots: Tensor, values: Tensor) -> None:
+        """Keep the rows of a jagged nested tensor, one for each of `slots`, which are distinct."""
+        new, lengths = values_of(values)
+        total = new.shape[0]
+        self._reserve(total)
+        mine, spans = self._arena
+        lengths = lengths.to(spans.device)
+        as_bits(mine)[self._used : self._used + total] = as_bits(new).to(mine.device)
+        self._live += total - int(spans[slots, 1].sum())
+        spans[slots] = torch.stack((lengths.cumsum(0) - lengths + self._used, lengths), 1)
+        self._used += total
+
+    def get(self, slots: Tensor) -> Tensor:
+        """Return a jagged nested tensor of the rows at slots.
 
         Raises:
             IndexError: if a slot is out of range.
         """
         values, spans = self._arena
-        return _take(values, spans.index_select(0, slots))
-
-    def set(self, slots: Tensor, values: Tensor) -> None:
-        """Keep the rows of a jagged nested tensor."""
-        self._put(slots, *values_of(values))
-
-    def get(self, slots: Tensor) -> Tensor:
-        """Return a jagged nested tensor of the rows at slots."""
-        return jagged(*self._values_at(slots))
+        return jagged(*_take(values, spans.index_select(0, slots)))
 
     def read(self, position: int, slots: Tensor, *, pin: bool = False) -> Tensor:  # noqa: ARG002
         """Return the rows at slots, their values page-locked if `pin`."""
-        values, lengths = self._values_at(slots)
-        return jagged(values.pin_memory() if pin else values, lengths)
+        found = self.get(slots)
+        if not pin:
+            return found
+        values, lengths = values_of(found)
+        return jagged(values.pin_memory(), lengths)
 
     def convert(self, values: Tensor, rows: int) -> Tensor:  # noqa: ARG002
         """Make room for the values of rows, so that `write` allocates nothing.
@@ -148,17 +155,6 @@ class RaggedColumn(StorageColumn):
             done += moved.shape[0]
         self._arena, self._used = _Arena(values, spans), done  # the old one is not changed: a reader may have it
 
-    def _put(self, slots: Tensor, values: Tensor, lengths: Tensor) -> None:
-        """Write values `[total, *F]`, `lengths` (int64 `[n]`) of them to each of `slots`, which are distinct."""
-        total = values.shape[0]
-        self._reserve(total)
-        mine, spans = self._arena
-        slots, lengths = slots.to(spans.device), lengths.to(spans.device)
-        as_bits(mine)[self._used : self._used + total] = as_bits(values).to(mine.device)
-        self._live += total - int(spans[slots, 1].sum())
-        spans[slots] = torch.stack((lengths.cumsum(0) - lengths + self._used, lengths), 1)
-        self._used += total
-
     def _pick(self, prepared: Tensor, rows: slice | Tensor) -> Tensor:
         if isinstance(rows, slice) and not rows.start:
             return prepared
@@ -170,7 +166,7 @@ class RaggedColumn(StorageColumn):
     def add_state(self, state: dict[str, Any], rows: int) -> None:
         """Add values and ends to the columns of a state, and the name of the field to its `ragged`. Copies."""
         state.setdefault("ragged", []).append(self.name)
-        values, lengths = self._values_at(torch.arange(rows, device=self.device))
+        values, lengths = values_of(self.get(torch.arange(rows, device=self.device)))
         state["columns"] |= {f"{self.name}.values": values, f"{self.name}.ends": lengths.cumsum(0)}
 
 
