@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ostinato.core import kinds
-from ostinato.core.index import plain_index, select
+from ostinato.core.index import plain_index, read_integers, select
 from ostinato.core.kinds import require_eager, show_path
 from ostinato.core.records import Picks, Run
 from ostinato.durable.progress import BYTES, Progress
@@ -719,17 +719,13 @@ def _positions(cursor: Any, steps: int, storage: Storage) -> Tensor:
             msg = f"{cursor!r} of an unbounded storage selects {len(span)} positions: give the slice a stop"
             raise SlotError(msg)
         return torch.arange(span.start, max(span.start, span.stop), span.step, device="cpu")
-    given = (
-        list(cursor) if isinstance(cursor, tuple) else np.asarray(cursor) if isinstance(cursor, np.generic) else cursor
-    )
-    plain = plain_index(given)
-    if type(plain) is int:
-        plain = torch.tensor(plain, dtype=torch.int64, device="cpu")
-    if not isinstance(plain, Tensor) or plain.is_floating_point() or plain.is_complex() or plain.ndim > 1:
-        msg = f"a cursor is an int, a slice, or a list, range, array or tensor [n] of integer positions, got {cursor!r}"
+    given = plain_index(list(cursor) if isinstance(cursor, tuple) else cursor)
+    if isinstance(given, Tensor) and given.dtype is torch.bool:
+        given = given.nonzero().reshape(-1)
+    positions = read_integers("a cursor", given).cpu().to(torch.int64)
+    if positions.ndim > 1:
+        msg = f"a cursor is an integer or has one dimension, got positions of the shape {list(positions.shape)}"
         raise KindError(msg)
-    positions = plain.nonzero().reshape(-1) if plain.dtype is torch.bool else plain
-    positions = positions.to(torch.int64)
     positions = torch.where(positions < 0, positions + steps, positions)
     if positions.numel() and int(positions.min()) < 0:
         msg = f"position {int(positions.min()) - steps} is out of range for {steps} rows"

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self, TypeAlias, TypeVar, final
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeAlias, TypeVar, final
 
 import numpy as np
 import torch
@@ -40,7 +40,7 @@ from ostinato.errors import (
     UsageError,
 )
 from ostinato.storages.memory import HeapMemory
-from ostinato.storages.table import last_of_each, read_column
+from ostinato.storages.table import Table, last_of_each, read_column
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from ostinato.core.records import Placement
     from ostinato.core.rows import ObjectLeaf, Path
     from ostinato.storages.memory import Memory
-    from ostinato.storages.table import Table
 
 __all__ = ["StorageColumn"]
 
@@ -625,28 +624,8 @@ class Saved(ABC):
         return rows
 
 
-class _Late(NamedTuple):
-    """A field that was added later."""
-
-    schema: Schema
-    """Of this field alone."""
-    values: Tensor
-    """`[capacity, *shape]`."""
-    has: Tensor
-    """bool `[capacity]`: the rows that have it."""
-
-    @classmethod
-    def allocate(cls, path: Path, like: Tensor, capacity: int, device: torch.device) -> _Late:
-        """Return a field that no row has, for values such as `like`, `[n, *shape]`."""
-        schema = Schema(None, [Leaf(path, like.dtype, tuple(like.shape[1:]))])
-        with torch.inference_mode(mode=False):
-            values = torch.zeros((capacity, *like.shape[1:]), dtype=like.dtype, device=device)
-            return cls(schema, values, torch.zeros(capacity, dtype=torch.bool, device=device))
-
-    def put(self, slots: Tensor | slice, value: Tensor) -> None:
-        """Write the field at `slots`."""
-        as_bits(self.values)[slots] = as_bits(value.to(self.values.device))
-        self.has[slots] = True
+_HAS = Leaf(("has",), torch.bool, ())
+"""The second field of the table of a field that was added later: which rows have it."""
 
 
 @final
@@ -656,14 +635,14 @@ class LateFields:
     def __init__(self, capacity: int, device: torch.device) -> None:
         self._capacity = capacity
         self._device = device
-        self.fields: dict[Path, _Late] = {}
-        """Empty in nearly all storages; callers check it before they call a method. Replaced, never changed in place:
-        readers may iterate over it."""
+        self.fields: dict[Path, Table] = {}
+        """A table of values and `_HAS` for each. Empty in nearly all storages; callers check it before they call a
+        method. Replaced, never changed in place: readers may iterate over it."""
 
     @property
     def nbytes(self) -> int:
         """Bytes of values and masks."""
-        return sum(x.values.nbytes + x.has.nbytes for x in self.fields.values())
+        return sum(table.nbytes for table in self.fields.values())
 
     def split(self, data: Any, known: Sequence[Path]) -> tuple[Any, dict[Path, Any]]:
         """Separate the top-level keys of `data` that are not in the schema; `rows` makes late fields of their values.
@@ -725,7 +704,7 @@ class LateFields:
         out: dict[Path, Tensor] = {}
         for path, value in late.items():
             if path in self.fields:
-                schema = self.fields[path].schema
+                schema = self.fields[path].schema.only(0)
             else:
                 _check_new(path, value)
                 tensor = as_tensor(value, path)
@@ -738,18 +717,25 @@ class LateFields:
         """Write rows, `[total, *shape]` of each field, and mark all other late fields of these rows as missing."""
         slots, rows = targets(placement)
         slots = slots.to(self._device)
-        for field in self.fields.values():
-            field.has[slots] = False
+        for table in self.fields.values():
+            table.columns[1][slots] = False
         # without the fields that no row has any more
-        self.fields = {path: x for path, x in self.fields.items() if path in values or bool(x.has.any())}
+        self.fields = {path: x for path, x in self.fields.items() if path in values or bool(x.columns[1].any())}
         for path, value in values.items():
             self.put(path, slots, value[rows.to(value.device)])
 
     def put(self, path: Path, slots: Tensor | slice, value: Tensor) -> None:
         """Write one field at `slots`; the others are unchanged."""
         if path not in self.fields:
-            self.fields = {**self.fields, path: _Late.allocate(path, value, self._capacity, self._device)}
-        self.fields[path].put(slots, value)
+            leaves = [Leaf(path, value.dtype, tuple(value.shape[1:])), _HAS]
+            with torch.inference_mode(mode=False):
+                columns = [
+                    torch.zeros((self._capacity, *leaf.shape), dtype=leaf.dtype, device=self._device) for leaf in leaves
+                ]
+            self.fields = {**self.fields, path: Table.adopt(Schema(None, leaves), columns)}
+        table = self.fields[path]
+        table.write_column(0, slots, value)
+        table.columns[1][slots] = True
 
     def get(self, slots: Tensor, *, sampled: bool = False) -> dict[Path, Tensor]:
         """Return the late fields of the rows at `slots`. Copy.
@@ -760,8 +746,8 @@ class LateFields:
             KeyMissingError: if some of the rows lack a field; names it and their number.
         """
         out: dict[Path, Tensor] = {}
-        for path, field in self.fields.items():
-            has = field.has[slots]
+        for path, table in self.fields.items():
+            values, has = table.columns[0], table.columns[1][slots]
             lacking = int((~has).sum())
             if lacking and (sampled or lacking < has.shape[0]):
                 msg = (
@@ -771,21 +757,19 @@ class LateFields:
                 )
                 raise KeyMissingError(msg)
             if not lacking and has.shape[0]:
-                out[path] = as_bits(field.values)[slots].view(field.values.dtype)
+                out[path] = as_bits(values)[slots].view(values.dtype)
         return out
 
     def view(self, span: slice, rows: int, *, sampled: bool = False) -> dict[Path, Tensor]:
         """Return views of the fields that all rows in a span of `[0, rows)` have; see `get`."""
         held = self.get(torch.arange(rows, device=self._device)[span], sampled=sampled) if self.fields else {}
-        return {path: self.fields[path].values[span] for path in held}
+        return {path: self.fields[path].columns[0][span] for path in held}
 
     def keep(self, slots: Tensor) -> None:
         """Move the rows at `slots` (int64 `[n]`) to the slots `[0, n)`, and remove all others."""
-        rows = slots.shape[0]
-        for field in self.fields.values():
-            for column in (as_bits(field.values), field.has):
-                column[:rows] = column[slots]
-            field.has[rows:] = False
+        for table in self.fields.values():
+            table.keep(slots)
+            table.columns[1][slots.shape[0] :] = False
 
     def clear(self) -> None:
         """Remove all late fields."""
@@ -793,10 +777,10 @@ class LateFields:
 
     def add_state(self, state: dict[str, Any], rows: int) -> None:
         """Add fields and masks to the columns of a state, and `late`: path and both names of each. Views."""
-        for i, (path, field) in enumerate(self.fields.items(), len(state["schema"]["leaves"])):
-            name = column_name(path, i)
-            state["late"].append([list(path), name, f"{name}.has"])
-            state["columns"] |= {name: field.values[:rows], f"{name}.has": field.has[:rows]}
+        for i, (path, table) in enumerate(self.fields.items(), len(state["schema"]["leaves"])):
+            names = column_name(path, i), f"{column_name(path, i)}.has"
+            state["late"].append([list(path), *names])
+            state["columns"] |= dict(zip(names, table.view(slice(rows)), strict=True))
 
     def load(self, state: dict[str, Any], sources: Mapping[int, Any]) -> None:  # noqa: ARG002
         """Replace all fields by what `add_state` added."""
@@ -804,7 +788,7 @@ class LateFields:
         self.clear()
         for path, name, has in state["late"]:
             self.put(tuple(path), rows, read_column(columns[name]))
-            self.fields[tuple(path)].has[rows] = read_column(columns[has]).to(self._device)
+            self.fields[tuple(path)].columns[1][rows] = read_column(columns[has]).to(self._device)
 
 
 def _check_new(path: Path, value: Any) -> None:

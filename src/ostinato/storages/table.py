@@ -319,7 +319,7 @@ class Table:
                 picked = as_bits(source).reshape((-1, *leaf.shape) if leaf.nbytes else (placement.total, *leaf.shape))
                 bits[slots] = picked[rows.to(picked.device)].to(bits.device)
 
-    def write_column(self, position: int, slots: Tensor, value: Tensor) -> None:
+    def write_column(self, position: int, slots: Tensor | slice, value: Tensor) -> None:
         """Write one field, `[n, *leaf.shape]`, at distinct slots."""
         self._bits[position][slots] = as_bits(self.clear_of(value)).to(self.device)
 

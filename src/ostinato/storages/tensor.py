@@ -206,7 +206,7 @@ class TensorStorage(Storage):
         rows = self._at.rows
         columns = table.dense.columns if table.views else table.view(slice(rows), rows).leaves
         found = {leaf.path: column for leaf, column in zip(table.schema.leaves, columns, strict=True)}
-        return found | {path: field.values for path, field in table.late.fields.items()}
+        return found | {path: late.columns[0] for path, late in table.late.fields.items()}
 
     @property
     def nbytes(self) -> int:
