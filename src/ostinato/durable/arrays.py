@@ -137,6 +137,11 @@ def raw_view(tensor: Tensor) -> memoryview:
     return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy().data
 
 
+def host_view(tensor: Tensor) -> memoryview:
+    """Return the elements of any dense tensor as bytes in order; a copy unless they lie so in memory of the CPU."""
+    return raw_view(tensor.detach().as_subclass(Tensor).cpu().resolve_conj().resolve_neg().contiguous())
+
+
 def packed_column(
     raw: Tensor, dtype: torch.dtype, shape: tuple[int, ...], rows: int, row_bytes: int, offset: int
 ) -> Tensor:

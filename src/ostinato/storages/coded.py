@@ -12,7 +12,7 @@ from torch import Tensor
 from ostinato.core.kinds import show_path
 from ostinato.core.options import check_choice
 from ostinato.core.records import ring_range
-from ostinato.durable.arrays import raw_view
+from ostinato.durable.arrays import host_view, raw_view
 from ostinato.durable.codecs import find_codec, map_in_threads
 from ostinato.errors import CapacityError, CheckpointError, OptionError, StorageMemoryError
 from ostinato.storages.columns import Saved, StorageColumn, join_blobs, named_kinds, split_blobs
@@ -170,15 +170,14 @@ def _sizes(columns: Sequence[Iterable[bytes]]) -> np.ndarray[Any, Any]:
 
 def encode_rows(values: Tensor, codec: AnyCodec) -> list[bytes]:
     """Compress each row of a tensor `[rows, elements]`, in several threads if there is enough work."""
-    rows = values.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    if not rows.numel():
-        return [codec.encode(b"") for _ in range(rows.shape[0])]
-    data, size = raw_view(rows), rows.nbytes // rows.shape[0]
+    if not values.numel():
+        return [codec.encode(b"") for _ in range(values.shape[0])]
+    data, size = host_view(values), values.nbytes // values.shape[0]
 
     def encode(part: Sequence[int]) -> list[bytes]:
         return [codec.encode(data[i * size : (i + 1) * size]) for i in part]
 
-    return map_in_threads(encode, range(rows.shape[0]), rows.nbytes)
+    return map_in_threads(encode, range(values.shape[0]), values.nbytes)
 
 
 def decoded(blobs: Sequence[bytes], leaf: Leaf, codec: AnyCodec) -> Tensor:

@@ -15,7 +15,7 @@ from ostinato.core import kinds
 from ostinato.core.index import select
 from ostinato.core.options import check_choice, check_integer
 from ostinato.core.rows import Schema, describe, map_leaves
-from ostinato.durable.arrays import DTYPES, check_shape, dtype_name, raw_view, shape_nbytes
+from ostinato.durable.arrays import DTYPES, check_shape, dtype_name, host_view, raw_view, shape_nbytes
 from ostinato.durable.codecs import ZlibCodec, find_codec, map_in_threads
 from ostinato.errors import CheckpointError, KeyMissingError, KindError, OptionError, SchemaError, SlotError
 from ostinato.storages.base import Storage, check_capacity, check_device
@@ -526,7 +526,9 @@ class CompressedListStorage(ListStorage):
             KindError: for other objects, which are not compressed.
         """
         if isinstance(data, (Tensor, np.ndarray)):
-            return bytes(raw_view(_as_host_tensor(data)))
+            return bytes(
+                host_view(torch.as_tensor(np.ascontiguousarray(data)) if isinstance(data, np.ndarray) else data)
+            )
         if isinstance(data, (bytes, bytearray, memoryview)):
             return bytes(data)
         msg = f"to_bytestream takes a tensor, an array or bytes, got {type(data).__name__}"
@@ -586,7 +588,7 @@ class CompressedListStorage(ListStorage):
             msg = f"only dense tensors with data can be compressed, got {tensor.layout} on {tensor.device}: convert it"
             raise KindError(msg)
         tensor = tensor.detach()
-        blob = self.compression_fn(tensor) if self._own else self.codec.encode(raw_view(_as_host_tensor(tensor)))
+        blob = self.compression_fn(tensor) if self._own else self.codec.encode(host_view(tensor))
         return blob, tensor.dtype, tuple(tensor.shape)
 
     def _unpack(self, leaf: Any) -> Any:
@@ -603,7 +605,7 @@ class CompressedListStorage(ListStorage):
         return found[0].numpy() if leaf.array else found[0]
 
     def _compress(self, tensor: Tensor) -> Tensor:
-        return join_blobs([self.codec.encode(raw_view(_as_host_tensor(tensor)))])[0]
+        return join_blobs([self.codec.encode(host_view(tensor))])[0]
 
     def _decompress(self, blob: Any, metadata: dict[str, Any]) -> Tensor:
         tensor = torch.empty(metadata["shape"], dtype=metadata["dtype"], device="cpu")
@@ -718,8 +720,3 @@ def _plain_bytes(leaf: Any) -> int:
     if kinds.is_tensor_collection(leaf):
         return describe(leaf, 0, bare=True).nbytes
     return int(getattr(leaf, "nbytes", 0))
-
-
-def _as_host_tensor(data: Tensor | np.ndarray[Any, Any]) -> Tensor:
-    tensor = torch.from_numpy(np.ascontiguousarray(data)) if isinstance(data, np.ndarray) else data.detach()
-    return tensor.as_subclass(Tensor).cpu().resolve_conj().resolve_neg().contiguous()
