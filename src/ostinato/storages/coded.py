@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ostinato.core.episodes.table import EpisodeTable
     from ostinato.core.rows import Flat, Leaf, Schema
     from ostinato.durable.codecs import AnyCodec
-    from ostinato.storages.columns import Columns, Fields
+    from ostinato.storages.columns import Fields
 
 _WIDE_BYTES = 256
 """A codec given for all fields compresses those with more bytes per row; smaller fields share a packed row."""
@@ -68,7 +68,7 @@ class CodedColumn(StorageColumn):
     def __init__(self, codec: AnyCodec) -> None:
         self.codec = codec
 
-    def find(self, schema: Schema, taken: Mapping[int, Columns]) -> list[Sequence[int]]:
+    def find(self, schema: Schema, taken: Mapping[int, StorageColumn]) -> list[Sequence[int]]:
         """Return the position of the field that was named, else those of all wide ones.
 
         Raises:
@@ -145,7 +145,7 @@ class CodedColumn(StorageColumn):
         state["columns"] |= {f"{self.name}.blobs": values, f"{self.name}.ends": ends}
 
     def load(self, state: dict[str, Any], sources: Mapping[int, Any]) -> None:
-        """Keep saved values, compressed ones of the same codec as they are; see `Columns.load`."""
+        """Keep saved values, compressed ones of the same codec as they are; see `StorageColumn.load`."""
         source = sources[self.position]
         if not isinstance(source, SavedCoded):
             super().load(state, sources)
@@ -212,7 +212,7 @@ def decoded(blobs: Sequence[bytes], leaf: Leaf, codec: AnyCodec) -> Tensor:
 # -- in checkpoints ----------------------------------------------------------------------------------------------------
 
 
-def find_coded(state: dict[str, Any], schema: Schema, mine: Sequence[Columns]) -> dict[str, SavedCoded]:
+def find_coded(state: dict[str, Any], schema: Schema, mine: Sequence[StorageColumn]) -> dict[str, SavedCoded]:
     """Return the compressed columns of a state, which are taken out of its other ones; nothing is read yet.
 
     Args:
@@ -306,7 +306,7 @@ class Budget(NamedTuple):
     """Whether whole episodes leave."""
 
 
-def check_budget(max_bytes: object, evict: Evict, kinds: Sequence[Columns], *, ndim: int) -> Budget | None:
+def check_budget(max_bytes: object, evict: Evict, kinds: Sequence[StorageColumn], *, ndim: int) -> Budget | None:
     """Return the budget of a storage; None without one.
 
     Raises:

@@ -2,8 +2,8 @@
 
 Dense fields lie in a `Table`. Each field of another kind is a `StorageColumn`: a kind of the user's own, compressed
 (`coded.py`), ragged (`ragged.py`), or of Python objects (text, and what TensorDict keeps as `NonTensorData`). Next
-observations that are stored once are `Columns` together (`single_copy.py`). `Fields` joins them. Fields that were added
-after the first rows (`LateFields`) are dense, with a mask of the rows that have them.
+observations that are stored once are one column together (`single_copy.py`). `Fields` joins them. Fields that were
+added after the first rows (`LateFields`) are dense, with a mask of the rows that have them.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 __all__ = ["StorageColumn"]
 
 Kind = TypeVar("Kind", bound="StorageColumn")
-Choice: TypeAlias = "tuple[Columns, Sequence[int]]"
+Choice: TypeAlias = "tuple[StorageColumn, Sequence[int]]"
 """A kind of column, and the positions of its fields in a schema."""
 
 _NO_SLOTS = torch.empty(0, dtype=torch.int64, device="cpu")
@@ -76,121 +76,7 @@ def counts_after(placement: Placement, rows: int, cursor: int, capacity: int) ->
     return rows, cursor
 
 
-class Columns(ABC):
-    """A kind of column: some fields of the rows of a storage that depend on each other. Most are a `StorageColumn`.
-
-    An option of a storage makes a kind without rows. `find` chooses its fields among those of the first rows, and
-    `laid_out` returns what holds their values. A storage knows nothing else of its columns.
-
-    Writes come in steps, so that what cannot be stored raises before anything changes: `prepare`, then `begin_write`
-    before and `write` after the dense fields are written. `read` may run while another thread writes.
-    """
-
-    option: str = "kinds"
-    """The option of a storage that chose it, for messages."""
-    shareable: bool = False
-    """Whether processes can share its values: they are in memory of the storage alone."""
-    ring_only: bool = False
-    """Whether rows must be written in ring order."""
-    derived: bool = False
-    """Whether it reads other fields, which must have their values before and lose them after it."""
-    align: int = 8
-    """The stride of packed rows beside it is a multiple of so many bytes."""
-    row_tensors: bool = True
-    """Whether its values are a tensor `[n, *leaf.shape]`."""
-    positions: Sequence[int]
-    """Positions of the fields in the schema: leaves, then fields of Python objects."""
-
-    @property
-    def why_private(self) -> str:
-        """Why processes cannot share its values, for messages."""
-        return self.option
-
-    @abstractmethod
-    def find(self, schema: Schema, taken: Mapping[int, Columns]) -> list[Sequence[int]]:
-        """Return the positions of its fields in a schema, one sequence for each `laid_out`.
-
-        Args:
-            schema: of a row.
-            taken: fields that have a kind already; those of an option that names no field are left out.
-
-        Raises:
-            OptionError: if a field that was named does not exist.
-        """
-
-    def laid_out(self, fields: Fields, positions: Sequence[int]) -> Self:
-        """Return such columns with memory for the rows of the fields at these positions; see `begin`."""
-        made = copy.copy(self)
-        made.positions = positions
-        made.begin(fields)
-        return made
-
-    @abstractmethod
-    def begin(self, fields: Fields) -> None:
-        """Make room for the rows of the fields at `positions`.
-
-        Raises:
-            StorageMemoryError: if there is not enough memory.
-            OptionError: if these fields cannot be of this kind.
-        """
-
-    @property
-    @abstractmethod
-    def nbytes(self) -> int:
-        """Bytes."""
-
-    @abstractmethod
-    def prepare(self, flat: Flat, rows: int, cursor: int | None) -> Any:
-        """Check and convert rows that will be written, and make room for them. Nothing else changes.
-
-        Args:
-            flat: all fields of the rows.
-            rows: their number.
-            cursor: the slot where they will most likely go, in ring order; None for an edit of rows present.
-
-        Raises:
-            StorageMemoryError: if there is not enough memory.
-        """
-
-    def begin_write(self, placement: Placement, prepared: Any) -> Any:  # noqa: ARG002
-        """Prepare to write what `prepare` returned, before the dense fields change; return what `write` takes."""
-        return prepared
-
-    @abstractmethod
-    def write(self, placement: Placement, prepared: Any) -> None:
-        """Write rows to slots."""
-
-    @abstractmethod
-    def read(self, position: int, slots: Tensor, *, pin: bool = False) -> Any:
-        """Return the values of one of these fields at slots, int64 `[n]`. Copy."""
-
-    @abstractmethod
-    def clear(self) -> None:
-        """Remove all rows."""
-
-    @abstractmethod
-    def keep(self, slots: Tensor) -> None:
-        """Move the rows at `slots` (int64 `[n]`) to the slots `[0, n)`, and remove all others."""
-
-    @abstractmethod
-    def add_state(self, state: dict[str, Any], rows: int) -> None:
-        """Add the first `rows` rows to the state of a storage: arrays to its `columns`, and what describes them."""
-
-    @abstractmethod
-    def load(self, state: dict[str, Any], sources: Mapping[int, Any]) -> None:
-        """Replace all rows by what `add_state` added; fields that this one reads have their rows already.
-
-        Args:
-            state: of the storage.
-            sources: saved values by position of the leaf, of any kind, with `dtype`, `shape`, `read()` and
-                `read_into(tensor)`.
-
-        Raises:
-            CheckpointError: if it is damaged.
-        """
-
-
-class StorageColumn(Columns):
+class StorageColumn(ABC):
     """How a storage keeps one field. A kind of your own subclasses it; `kinds={"obs": MyColumn()}` chooses it.
 
     Implement `allocate`, `set` and `get`. The values of a field are tensors `[n, *leaf.shape]` of its dtype, checked
@@ -201,11 +87,28 @@ class StorageColumn(Columns):
     attributes `leaf`, `capacity` and `device` are set when `allocate` is called.
 
     `set` is called under the lock of the buffer. `get` may run meanwhile: the buffer then reads again.
+
+    Kinds of the library override more. `find` chooses their fields among those of the first rows; one column may keep
+    several fields that depend on each other. Writes come in steps, so that what cannot be stored raises before
+    anything changes: `prepare`, then `begin_write` before and `write` after the dense fields are written. A storage
+    knows nothing else of its columns.
     """
 
-    shareable = True
+    option: str = "kinds"
+    """The option of a storage that chose it, for messages."""
+    shareable: bool = True
     """Whether processes can share the values: True if they are in tensors that `new_tensor` returned. With False, a
     buffer with `shared=True` raises an error that names it."""
+    ring_only: bool = False
+    """Whether rows must be written in ring order."""
+    derived: bool = False
+    """Whether it reads other fields, which must have their values before and lose them after it."""
+    align: int = 8
+    """The stride of packed rows beside it is a multiple of so many bytes."""
+    row_tensors: bool = True
+    """Whether its values are a tensor `[n, *leaf.shape]`."""
+    positions: Sequence[int]
+    """Positions of its fields in the schema: leaves, then fields of Python objects."""
     path: Path | None = None
     """The field; None before a storage has it."""
     leaf: Any
@@ -275,8 +178,16 @@ class StorageColumn(Columns):
             return self.option
         return f"{show_field(self.path or ())} of the kind {type(self).__name__}, whose shareable is False"
 
-    def find(self, schema: Schema, taken: Mapping[int, Columns]) -> list[Sequence[int]]:  # noqa: ARG002
-        """Return the position of the field that an option named; see `Columns.find`."""
+    def find(self, schema: Schema, taken: Mapping[int, StorageColumn]) -> list[Sequence[int]]:  # noqa: ARG002
+        """Return the positions of its fields in a schema, one sequence for each `laid_out`: that of `path`.
+
+        Args:
+            schema: of a row.
+            taken: fields that have a kind already; those of an option that names no field are left out.
+
+        Raises:
+            OptionError: if a field that was named does not exist.
+        """
         for position, leaf in enumerate(schema.leaves):
             if leaf.path == self.path:
                 return [(position,)]
@@ -286,8 +197,20 @@ class StorageColumn(Columns):
         )
         raise OptionError(msg)
 
+    def laid_out(self, fields: Fields, positions: Sequence[int]) -> Self:
+        """Return such a column with memory for the rows of the fields at these positions; see `begin`."""
+        made = copy.copy(self)
+        made.positions = positions
+        made.begin(fields)
+        return made
+
     def begin(self, fields: Fields) -> None:
-        """Find out about the field, and make room for the values of its rows."""
+        """Find out about the field, and make room for the values of its rows.
+
+        Raises:
+            StorageMemoryError: if there is not enough memory.
+            OptionError: if these fields cannot be of this kind.
+        """
         self.position = self.positions[0]
         self.leaf, self.name = fields.leaves[self.position], fields.names[self.position]
         self.capacity, self.device, self._memory = fields.capacity, fields.device, fields.memory
@@ -300,9 +223,22 @@ class StorageColumn(Columns):
         return values.reshape((rows, *self.leaf.shape))
 
     def prepare(self, flat: Flat, rows: int, cursor: int | None) -> Any:  # noqa: ARG002
-        """Convert the values of this field; see `Columns.prepare`."""
+        """Check and convert rows that will be written, and make room for them. Nothing else changes.
+
+        Args:
+            flat: all fields of the rows.
+            rows: their number.
+            cursor: the slot where they will most likely go, in ring order; None for an edit of rows present.
+
+        Raises:
+            StorageMemoryError: if there is not enough memory.
+        """
         at, leaves = self.position, flat.leaves
         return self.convert(leaves[at] if at < len(leaves) else flat.objects[at - len(leaves)], rows)
+
+    def begin_write(self, placement: Placement, prepared: Any) -> Any:  # noqa: ARG002
+        """Prepare to write what `prepare` returned, before the dense fields change; return what `write` takes."""
+        return prepared
 
     def write(self, placement: Placement, prepared: Any) -> None:
         """Set the values of rows; of equal slots the last one wins."""
@@ -325,7 +261,7 @@ class StorageColumn(Columns):
         return self.read(self.position, slots)
 
     def read(self, position: int, slots: Tensor, *, pin: bool = False) -> Any:  # noqa: ARG002
-        """Return the values at slots; see `get`.
+        """Return the values of one of its fields at slots; see `get`.
 
         Raises:
             SchemaError: if `get` returns something else.
@@ -341,7 +277,7 @@ class StorageColumn(Columns):
                 raise SchemaError(msg)
         return values.pin_memory() if pin else values
 
-    def clear(self) -> None:
+    def clear(self) -> None:  # noqa: B027
         """Remove all rows; values may stay in memory."""
 
     def keep(self, slots: Tensor) -> None:
@@ -355,7 +291,16 @@ class StorageColumn(Columns):
         state["columns"][self.name] = self.read(self.position, torch.arange(rows, device=self.device))
 
     def load(self, state: dict[str, Any], sources: Mapping[int, Any]) -> None:
-        """Set saved values of any kind."""
+        """Replace all rows by what `add_state` added; fields that this one reads have their rows already.
+
+        Args:
+            state: of the storage.
+            sources: saved values by position of the leaf, of any kind, with `dtype`, `shape`, `read()` and
+                `read_into(tensor)`.
+
+        Raises:
+            CheckpointError: if it is damaged.
+        """
         rows = int(state["rows"])
         values = self.convert(read_column(sources[self.position]).to(self.device), rows)
         self.clear()
@@ -387,7 +332,7 @@ def with_field(kind: Kind, path: Path | None, option: str) -> Kind:
     return made
 
 
-def choose(kinds: Sequence[Columns], schema: Schema) -> list[Choice]:
+def choose(kinds: Sequence[StorageColumn], schema: Schema) -> list[Choice]:
     """Return the kinds of column of the fields of a schema that are not dense, and the positions of these fields.
 
     Each kind comes once for each of its columns, in the order in which they are written: those of the user first, which
@@ -396,7 +341,7 @@ def choose(kinds: Sequence[Columns], schema: Schema) -> list[Choice]:
     Raises:
         OptionError: if two options name one field.
     """
-    taken: dict[int, Columns] = {}
+    taken: dict[int, StorageColumn] = {}
     chosen = []
     for kind in kinds:
         for positions in kind.find(schema, taken):
@@ -446,8 +391,8 @@ class Fields:
         """Names of all fields in a checkpoint."""
         self.places = {position: place for place, position in enumerate(kept)}
         """Positions in the table of the dense fields."""
-        self.kinds: list[Columns] = []
-        self._others: dict[int, Columns] = {}
+        self.kinds: list[StorageColumn] = []
+        self._others: dict[int, StorageColumn] = {}
         for kind, positions in kinds:
             made = kind.laid_out(self, positions)
             self.kinds.append(made)
@@ -467,7 +412,7 @@ class Fields:
         return not self.kinds and not self.late.fields
 
     @property
-    def _parts(self) -> list[Columns | LateFields]:
+    def _parts(self) -> list[StorageColumn | LateFields]:
         return [*self.kinds, self.late]
 
     # -- reading -------------------------------------------------------------------------------------------------------
@@ -532,7 +477,7 @@ class Fields:
     # -- writing -------------------------------------------------------------------------------------------------------
 
     def prepare(self, flat: Flat, rows: int, cursor: int | None) -> tuple[Any, ...]:
-        """Prepare rows for fields of other kinds than dense; see `Columns.prepare`."""
+        """Prepare rows for fields of other kinds than dense; see `StorageColumn.prepare`."""
         return tuple([kind.prepare(flat, rows, cursor) for kind in self.kinds])
 
     def write(self, placement: Placement, flat: Flat) -> None:
@@ -569,7 +514,7 @@ class Fields:
         begun = [(kind, kind.begin_write(placement, x)) for kind, x in zip(derived, prepared, strict=True)]
         if other is None:
             self.dense.write_column(self.places[position], slots, value)
-        elif isinstance(other, StorageColumn):
+        elif not other.derived:
             other.write(placement, other.convert(value, rows))
         for kind, values in begun:
             kind.write(placement, values)
@@ -588,7 +533,7 @@ class Fields:
     # -- state ---------------------------------------------------------------------------------------------------------
 
     def add_state(self, state: dict[str, Any], rows: int) -> None:
-        """Add the first `rows` rows to a state: views of dense fields, see `Columns.add_state`."""
+        """Add the first `rows` rows to a state: views of dense fields, see `StorageColumn.add_state`."""
         names = self.schema.column_names
         state["columns"] = dict(zip([names[i] for i in self.kept], self.dense.view(slice(rows)), strict=True))
         for part in self._parts:
@@ -1051,7 +996,7 @@ class ObjectColumn(StorageColumn):
     def __init__(self, *, allow_pickle: bool) -> None:
         self._allow_pickle = allow_pickle
 
-    def find(self, schema: Schema, taken: Mapping[int, Columns]) -> list[Sequence[int]]:  # noqa: ARG002
+    def find(self, schema: Schema, taken: Mapping[int, StorageColumn]) -> list[Sequence[int]]:  # noqa: ARG002
         """Return the positions of all fields of objects."""
         return [(len(schema.leaves) + number,) for number in range(len(schema.objects))]
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ostinato.durable.codecs import AnyCodec
     from ostinato.storages.base import Storage
     from ostinato.storages.coded import Evict
-    from ostinato.storages.columns import Columns, StorageColumn
+    from ostinato.storages.columns import StorageColumn
 
 __all__ = ["LazyMemmapStorage", "LazyTensorStorage"]
 
@@ -137,7 +137,7 @@ class LazyTensorStorage(TensorStorage):
         self._given: Memory | None = None
         self._at = make_counts(StoredRows)
 
-    def _set_kinds(self, kinds: Sequence[Columns]) -> None:
+    def _set_kinds(self, kinds: Sequence[StorageColumn]) -> None:
         """Give fields their kinds of column; `choose` asks them in this order, and some take only what is left."""
         self._kinds = kinds
         self.ring_only = any(kind.ring_only for kind in kinds)

@@ -19,7 +19,7 @@ from ostinato.core.kinds import show_field, show_path
 from ostinato.core.records import Run
 from ostinato.core.rows import as_bits, same_rows, turn_rows
 from ostinato.errors import CheckpointError, OptionError, SchemaError
-from ostinato.storages.columns import Columns, Saved, check_column, targets
+from ostinato.storages.columns import Saved, StorageColumn, check_column, targets
 from ostinato.storages.memory import HeapMemory
 from ostinato.storages.table import Room, copy_column, last_of_each, read_column, row_stride
 
@@ -62,7 +62,7 @@ def next_kinds(single_copy: object) -> list[NextColumns]:
     return [NextColumns(paths)]
 
 
-def find_pairs(schema: Schema, naming: Mapping[Path, Path] | None, taken: Mapping[int, Columns]) -> Pairs:
+def find_pairs(schema: Schema, naming: Mapping[Path, Path] | None, taken: Mapping[int, StorageColumn]) -> Pairs:
     """Find the pairs of fields in a schema, in its order.
 
     Args:
@@ -435,7 +435,7 @@ def _on_host(flat: Flat, pairs: Pairs) -> Flat:
 
 
 @final
-class NextColumns(Columns):
+class NextColumns(StorageColumn):
     """The next observations of the rows of a storage: derived from observations of any kind.
 
     Args:
@@ -443,13 +443,14 @@ class NextColumns(Columns):
     """
 
     option = "single_copy"
+    shareable = False
     ring_only = derived = True
     align = 1
 
     def __init__(self, naming: Mapping[Path, Path] | None) -> None:
         self._naming = naming
 
-    def find(self, schema: Schema, taken: Mapping[int, Columns]) -> list[Sequence[int]]:
+    def find(self, schema: Schema, taken: Mapping[int, StorageColumn]) -> list[Sequence[int]]:
         """Return the positions of the next fields; see `find_pairs`."""
         self._pairs = find_pairs(schema, self._naming, taken)
         return [[position for position, _ in self._pairs]]
@@ -471,6 +472,11 @@ class NextColumns(Columns):
             self._extra = NativeExtraRows(fields.dense, places, self._num_envs, fields.memory)
         else:
             self._extra = TorchExtraRows(self._leaves, self._readers, self._capacity, self._num_envs, self._device)
+        self.allocate()
+
+    def allocate(self) -> None:
+        """Begin without rows."""
+        self.clear()
 
     @property
     def nbytes(self) -> int:
@@ -484,7 +490,7 @@ class NextColumns(Columns):
         slots = slots.to(self._device, torch.int64).contiguous()
         return self._extra.read([self.positions.index(position)], slots, pin=pin)[0]
 
-    def _nexts(self, slots: Tensor) -> list[Tensor]:
+    def get(self, slots: Tensor) -> Any:
         """Copy the next observations of rows, `[n, *shape]` for each pair, of slots on the CPU or the device."""
         return self._extra.read(self._all, slots.to(self._device))
 
@@ -512,7 +518,7 @@ class NextColumns(Columns):
             at = [flat.leaves[pair[side]] for pair in self._pairs]
             leaves = [x.reshape(-1, *leaf.shape) for x, leaf in zip(at, self._leaves, strict=True)]
             chosen.append([as_bits(x)[rows[order].to(x.device)].view(x.dtype).to(self._device) for x in leaves])
-        nexts = list(map(torch.cat, zip(self._nexts(before), chosen[0], strict=True)))
+        nexts = list(map(torch.cat, zip(self.get(before), chosen[0], strict=True)))
         slots = torch.cat((before, here))
         agree = self._agrees(slots, nexts, here, chosen[1])
         self._extra.reserve(int((~agree & (self._extra.apart[slots] < 0)).sum()))
@@ -550,6 +556,13 @@ class NextColumns(Columns):
             "[environments, time, ...]); for data without order leave single_copy out"
         )
         warnings.warn(msg, UserWarning, stacklevel=2)
+
+    def set(self, slots: Tensor, values: Any) -> None:
+        """Set the next observations of rows (int64 `[n]`, distinct), `[n, *shape]` for each pair."""
+        slots = slots.cpu()
+        agree = self._agrees(slots, values, slots[:0], [x[:0] for x in values])
+        self._extra.reserve(int((~agree & (self._extra.apart[slots] < 0)).sum()))
+        self._relink(slots, values, agree)
 
     def _agrees(self, slots: Tensor, nexts: Sequence[Tensor], here: Tensor, obs: Sequence[Tensor]) -> Tensor:
         """Return bool `[n]` on the CPU: whether next observations equal the observations that will follow them.
@@ -590,11 +603,11 @@ class NextColumns(Columns):
         self._begin(torch.zeros(0, dtype=torch.bool, device="cpu"), [])
 
     def keep(self, slots: Tensor) -> None:
-        """Move rows; those that another one follows now get extra rows. See `Columns.keep`."""
+        """Move rows; those that another one follows now get extra rows. See `StorageColumn.keep`."""
         slots = slots.cpu()
         after = torch.cat((slots[self._num_envs :], torch.full_like(slots[: self._num_envs], EMPTY)))
         apart = (self._extra.apart[slots] != FOLLOWS) | (after != (slots + self._num_envs) % self._capacity)
-        self._begin(apart, self._nexts(slots[apart]))
+        self._begin(apart, self.get(slots[apart]))
 
     def _begin(self, apart: Tensor, nexts: Sequence[Tensor]) -> None:
         """Set the next observations of the first rows, and remove all others.
@@ -612,20 +625,19 @@ class NextColumns(Columns):
     def add_state(self, state: dict[str, Any], rows: int) -> None:
         """Add to a state which rows have an extra row, copies of these in order, and `single_copy`: the pairs."""
         apart = self._extra.apart[:rows] >= 0
-        nexts = self._nexts(torch.nonzero(apart).view(-1))
+        nexts = self.get(torch.nonzero(apart).view(-1))
         state["single_copy"] = [list(pair) for pair in self._pairs]
         state["columns"]["apart"] = apart
         state["columns"] |= {f"{name}.apart": value for name, value in zip(self._names, nexts, strict=True)}
 
     def load(self, state: dict[str, Any], sources: Mapping[int, Any]) -> None:
-        """Keep saved next observations, those that were stored once as they are; see `Columns.load`."""
+        """Keep saved next observations, those that were stored once as they are; see `StorageColumn.load`."""
         rows, read = int(state["rows"]), [sources[i] for i in self.positions]
-        self._extra.reset(rows)
         slots = torch.arange(rows, device="cpu")
         if not all(isinstance(x, SavedNext) and x.mate == mate for x, mate in zip(read, self._mates, strict=True)):
             nexts = [read_column(x).to(self._device) for x in read]
-            agree = self._agrees(slots, nexts, slots[:0], [x[:0] for x in nexts])
-            self._begin(~agree, [as_bits(x)[~agree.to(x.device)].view(x.dtype) for x in nexts])
+            self._begin(torch.zeros(rows, dtype=torch.bool, device="cpu"), [x[:0] for x in nexts])
+            self.set(slots, nexts)
             return
         apart = read[0].apart
         self._begin(apart, [read_column(source.nexts) for source in read])

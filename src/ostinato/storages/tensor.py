@@ -21,9 +21,9 @@ from ostinato.storages.base import Storage, check_capacity, check_device, check_
 from ostinato.storages.checkpoint import UNREADABLE, raise_unreadable, require_form
 from ostinato.storages.coded import find_coded
 from ostinato.storages.columns import (
-    Columns,
     Fields,
     ObjectColumn,
+    StorageColumn,
     check_column,
     check_objects,
     choose,
@@ -101,7 +101,7 @@ class TensorStorage(Storage):
     """The requested capacity."""
     num_envs: int = 1
     """Number of environments: the second batch dimension with `ndim=2`, else 1."""
-    _kinds: Sequence[Columns] = ()
+    _kinds: Sequence[StorageColumn] = ()
     """Kinds of column that options give fields, before there are rows."""
     _table: Fields | None = None
     _flushed: bool = False
