@@ -525,10 +525,10 @@ class CompressedListStorage(ListStorage):
         Raises:
             KindError: for other objects, which are not compressed.
         """
-        if isinstance(data, (Tensor, np.ndarray)):
-            return bytes(
-                host_view(torch.as_tensor(np.ascontiguousarray(data)) if isinstance(data, np.ndarray) else data)
-            )
+        if isinstance(data, np.ndarray):
+            data = torch.from_numpy(np.ascontiguousarray(data))
+        if isinstance(data, Tensor):
+            return bytes(host_view(data))
         if isinstance(data, (bytes, bytearray, memoryview)):
             return bytes(data)
         msg = f"to_bytestream takes a tensor, an array or bytes, got {type(data).__name__}"

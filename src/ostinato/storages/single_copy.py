@@ -646,8 +646,7 @@ class NextColumns(StorageColumn):
             ends = ends[~apart[ends]]
             at = ((ends + self._num_envs) % rows).to(self._device)
             pairs = zip(self._readers, self._leaves, strict=True)
-            self._extra.reserve(ends.shape[0])
-            self._extra.put(ends, [read(at).view(leaf.dtype) for read, leaf in pairs])
+            self.set(ends, [read(at).view(leaf.dtype) for read, leaf in pairs])
 
 
 @final
