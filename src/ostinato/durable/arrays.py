@@ -137,6 +137,52 @@ def raw_view(tensor: Tensor) -> memoryview:
     return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy().data
 
 
+def host_view(tensor: Tensor) -> memoryview:
+    """Return the elements of any dense tensor as bytes in order; a copy unless they lie so in memory of the CPU."""
+    return raw_view(tensor.detach().as_subclass(Tensor).cpu().resolve_conj().resolve_neg().contiguous())
+
+
+def packed_column(
+    raw: Tensor, dtype: torch.dtype, shape: tuple[int, ...], rows: int, row_bytes: int, offset: int
+) -> Tensor:
+    """Return a field of packed rows (uint8 `[rows * row_bytes]`, contiguous) as a view `[rows, *shape]`.
+
+    Args:
+        raw: the packed rows.
+        dtype: of the field.
+        shape: of the field in one row.
+        rows: their number.
+        row_bytes: bytes from one row to the next.
+        offset: position of the field in each row, in bytes.
+    """
+    if not rows or 0 in shape:
+        return torch.empty((rows, *shape), dtype=dtype, device=raw.device)
+    steps = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+    flat = raw.view(dtype)
+    start = flat.storage_offset() + offset // dtype.itemsize
+    return flat.as_strided((rows, *shape), (row_bytes // dtype.itemsize, *steps), start)
+
+
+def jagged(values: Tensor, lengths: Tensor) -> Tensor:
+    """Return values `[total, *F]` as a nested tensor `[n, j, *F]` of the layout `torch.jagged`. A view of them."""
+    offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
+    return torch.nested.nested_tensor_from_jagged(values, offsets)
+
+
+def offsets_of(nested: Tensor) -> Tensor:
+    """Return where the rows of a jagged tensor `[n, j, *F]` begin and end in its values, int64 `[n + 1]`."""
+    offsets: Tensor = nested.offsets()  # type: ignore[attr-defined]
+    return offsets
+
+
+def values_of(nested: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the values of a nested tensor of any layout, `[total, *F]`, and the length of each row, int64 `[n]`."""
+    if nested.layout is torch.jagged and nested.lengths() is None:  # type: ignore[attr-defined]  # without holes
+        return nested.values().detach(), torch.diff(offsets_of(nested))
+    items = [item.detach() for item in nested.unbind(0)]
+    return torch.cat(items), torch.tensor([item.shape[0] for item in items], dtype=torch.int64, device="cpu")
+
+
 # -- runs of rows, and their positions in a patch ----------------------------------------------------------------------
 
 Runs: TypeAlias = "np.ndarray[tuple[int, int], np.dtype[np.int64]]"
@@ -356,13 +402,8 @@ class ArrayRecord(NamedTuple):
 
     def column(self, rows: Tensor) -> Tensor:
         """Return the array in rows of its files (uint8 `[n, row_bytes]`, contiguous) as a view `[n, ...]`."""
-        shape, dtype, n = self.shape[1:], self.torch_dtype, rows.shape[0]
-        if n == 0 or 0 in shape:
-            return torch.empty((n, *shape), dtype=dtype, device="cpu")
-        steps = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
-        flat = rows.view(-1).view(dtype)
-        start = flat.storage_offset() + self.offset // dtype.itemsize
-        return flat.as_strided((n, *shape), (self.row_bytes // dtype.itemsize, *steps), start)
+        shape, count = self.shape[1:], rows.shape[0]
+        return packed_column(rows.view(-1), self.torch_dtype, shape, count, self.row_bytes, self.offset)
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as a JSON object."""

@@ -246,8 +246,6 @@ class CheckpointReader:
 class SavedColumn:
     """An array of a checkpoint that is read, or mapped, when it is needed."""
 
-    __slots__ = ("_reader", "_verify", "dtype", "name", "offset", "packed", "row_bytes", "rows", "shape")
-
     def __init__(self, reader: CheckpointReader, name: str, *, verify: bool) -> None:
         """Name the array; `verify` compares checksums when it is read."""
         record = reader.record(name)

@@ -190,6 +190,7 @@ def _decompressor(process: int, thread: int) -> tuple[Any, Any]:  # noqa: ARG001
 
 
 AnyCodec: TypeAlias = "Codec | ZlibCodec | ZstdCodec"
+_CODECS: dict[str, type[ZlibCodec | ZstdCodec]] = {"zlib": ZlibCodec, "zstd": ZstdCodec}
 
 
 def has_zstd() -> bool:
@@ -210,13 +211,9 @@ def find_codec(codec: object, level: int | None = None) -> AnyCodec:
     """
     if isinstance(codec, (Codec, ZlibCodec, ZstdCodec)):
         return codec
-    name = codec
-    if name == "auto":
-        name = "zstd" if has_zstd() else "zlib"
-    if name == "zstd":
-        return ZstdCodec() if level is None else ZstdCodec(level)
-    if name == "zlib":
-        return ZlibCodec() if level is None else ZlibCodec(level)
+    name = codec if codec != "auto" else "zstd" if has_zstd() else "zlib"
+    if isinstance(name, str) and name in _CODECS:
+        return _CODECS[name]() if level is None else _CODECS[name](level)
     msg = f"codec must be 'zstd', 'zlib', 'auto' or a Codec, got {codec!r}"
     raise OptionError(msg)
 

@@ -23,7 +23,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from ostinato.durable.arrays import DTYPES, check_plain, check_shape, dtype_name, raw_view, shape_nbytes
+from ostinato.durable.arrays import DTYPES, check_plain, check_shape, dtype_name, host_view, raw_view, shape_nbytes
 from ostinato.durable.files import atomic_write, damaged, disk_errors, open_file, read_small, sync_fd, write_all
 from ostinato.errors import CheckpointError, CheckpointNotFoundError, DamagedFileError
 
@@ -403,7 +403,7 @@ class _Encoder:
         fields = {"dtype": dtype_name(plain.dtype), "shape": list(plain.shape)}
         if self._store is not None and plain.nbytes > self._inline_bytes:
             return {**fields, "array": self._store(plain, self._where())}
-        return {**fields, "data": _base64(raw_view(plain.cpu().resolve_conj().resolve_neg().contiguous()))}
+        return {**fields, "data": _base64(host_view(plain))}
 
     def of_numpy(self, value: np.ndarray[Any, Any] | np.generic) -> dict[str, Any]:
         value = np.asarray(value)

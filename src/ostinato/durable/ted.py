@@ -20,7 +20,7 @@ from ostinato._optional import require
 from ostinato.core import kinds
 from ostinato.core.kinds import Node, show_path
 from ostinato.core.rows import as_bits, describe, same_rows
-from ostinato.durable.arrays import DTYPES, dtype_name
+from ostinato.durable.arrays import DTYPES, dtype_name, jagged, values_of
 from ostinato.durable.files import damaged
 from ostinato.durable.manifest import decode, encode
 from ostinato.errors import CheckpointError, DamagedFileError, KeyMissingError, OptionError
@@ -247,7 +247,7 @@ class Rows(NamedTuple):
         return cls(shape, root, after, done.bool().reshape(shape), twice)
 
 
-def leaves_of(data: Any, path: Field = ()) -> tuple[dict[Field, Tensor], dict[Field, Any]]:
+def leaves_of(data: Any) -> tuple[dict[Field, Tensor], dict[Field, Any]]:
     """Return the tensors of a TensorDict by their paths, and its other values.
 
     Raises:
@@ -256,32 +256,21 @@ def leaves_of(data: Any, path: Field = ()) -> tuple[dict[Field, Tensor], dict[Fi
     if not kinds.is_tensordict(data):
         msg = f"a hook takes the TensorDict returned by its inverse (Flat2TED by TED2Flat), got {type(data).__name__}"
         raise CheckpointError(msg)
-    tensors: dict[Field, Tensor] = {}
-    notes: dict[Field, Any] = {}
-    for key, value in data.items():
-        here = (*path, str(key))
-        if isinstance(value, torch.Tensor):
-            tensors[here] = value
-        elif kinds.is_tensordict(value) and not kinds.is_non_tensor(value):
-            below, others = leaves_of(value, here)
-            tensors |= below
-            notes |= others
-        else:
-            notes[here] = value.data if kinds.is_tensor_collection(value) else value
-    return tensors, notes
+    found = kinds.leaves_by_path(data)
+    tensors = {path: value for path, value in found.items() if isinstance(value, torch.Tensor)}
+    others = {path: value for path, value in found.items() if path not in tensors}
+    return tensors, {path: x.data if kinds.is_tensor_collection(x) else x for path, x in others.items()}
 
 
 def collection(
     fields: Mapping[Field, Tensor], notes: Mapping[Field, Any], device: torch.device, batch: tuple[int, ...] = ()
 ) -> Any:
     """Return a TensorDict of fields by their paths, and of non-tensor values: the inverse of `leaves_of`."""
-    below: dict[str, dict[Field, Tensor]] = {}
+    made = kinds.make(Node("tensordict", ()), (), batch, device)
     for path, value in fields.items():
-        below.setdefault(path[0], {})[path[1:]] = value
-    children = [inner[()] if () in inner else collection(inner, {}, device, batch) for inner in below.values()]
-    made = kinds.make(Node("tensordict", tuple(below)), children, batch, device)
+        made.set(path, value)
     for path, note in notes.items():
-        made.set_non_tensor(path[0] if len(path) == 1 else path, note)
+        made.set_non_tensor(path, note)
     return made
 
 
@@ -463,15 +452,8 @@ class Flat2TED:
                 many = f"{cells} or {cells + int(ends.sum())}"
                 msg = f"field {show_path(key)} must hold {many} values, got shape {list(value.shape)}: {_NOT_FLAT}"
                 raise CheckpointError(msg)
-        if out is None:
-            return collection(rows, {}, ends.device, shape)
-        for key, value in rows.items():
-            place = out.get(key, None)
-            if place is None:
-                out.set(key, value)
-            else:
-                place.copy_(value)
-        return out
+        made = collection(rows, {}, ends.device, shape)
+        return made if out is None else out.update(made, inplace=True)
 
 
 @final
@@ -527,24 +509,11 @@ class TED2Nested(TED2Flat):
         stops = last.flatten().nonzero().flatten()
         lengths = torch.diff(stops, prepend=stops.new_full((1,), -1))
         nested = {
-            key: _nest(value, lengths if value.shape[0] == ends.shape[0] else lengths + ends[stops])
+            key: jagged(value, lengths if value.shape[0] == ends.shape[0] else lengths + ends[stops])
             for key, value in fields.items()
         }
         result = collection(nested, notes, ends.device, (int(lengths.numel()),))
         return result if path is None else _map(result, nested, notes, path)
-
-
-def _nest(value: Tensor, lengths: Tensor) -> Tensor:
-    """Return a nested tensor of consecutive rows. No copy."""
-    offsets = torch.cat((lengths.new_zeros(1), lengths.cumsum(0)))
-    return torch.nested.nested_tensor_from_jagged(value, offsets)
-
-
-def _flatten(value: Tensor) -> Tensor:
-    """Return the rows of a nested tensor, one item after another."""
-    if value.layout is torch.jagged:
-        return value.values().detach()
-    return torch.cat(list(value.unbind(0))).detach()
 
 
 def _map(result: Any, fields: dict[Field, Tensor], notes: dict[Field, Any], path: str | Path) -> Any:
@@ -589,7 +558,7 @@ class Nested2TED(Flat2TED):
             CheckpointError: if `data` was not made by `TED2Nested` with the same keys, or is damaged.
         """
         found, notes = leaves_of(data)
-        return self._rows({key: _flatten(value) for key, value in found.items() if value.is_nested}, notes, out)
+        return self._rows({key: values_of(value)[0] for key, value in found.items() if value.is_nested}, notes, out)
 
 
 @final
@@ -672,7 +641,7 @@ class H5Combine:
                 msg = f"the trajectories have field {show_path(key)} in different shapes"
                 raise CheckpointError(msg)
             lengths = torch.tensor([item.shape[0] for item in items], dtype=torch.int64, device=items[0].device)
-            fields[key] = _nest(torch.cat(items), lengths)
+            fields[key] = jagged(torch.cat(items), lengths)
         device = next(iter(fields.values())).device if fields else torch.device("cpu")
         return collection(fields, notes, device, (len(parts),))
 

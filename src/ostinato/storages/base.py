@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ostinato.core.index import plain_index, select
+from ostinato.core import kinds
+from ostinato.core.index import plain_index, read_integers, select
 from ostinato.core.kinds import require_eager, show_path
 from ostinato.core.records import Picks, Run
 from ostinato.core.ring import Ring
@@ -454,21 +455,17 @@ class Storage(ABC):
                 f"return a tensor collection, such as LazyTensorStorage. Plain {type(self).__name__} is not supported"
             )
             raise KindError(msg)
-        if path in {leaf.path for leaf in self.schema.objects}:
-            held = self.present(self.gather(slots), (slots.shape[0],))
-            for key in path:
-                held = held[key]
-            return held.tolist() if hasattr(held, "tolist") else list(held)
-        found = self.scores_at(slots, path)
+        found: Any = self.scores_at(slots, path)
+        if found is None:  # a field of Python objects, or one that was added later
+            found = kinds.find_field(self.present(self.gather(slots), (slots.shape[0],)), path)
         if found is None:
-            paths = [leaf.path for leaf in self.schema.leaves] + [leaf.path for leaf in self.schema.objects]
-            known = ", ".join(map(show_path, paths))
+            known = ", ".join(map(show_path, self.schema.paths))
             msg = (
                 f"Could not find key {show_path(path)} in the replay buffer: rows have {known}; write the field, or "
                 "name another"
             )
             raise KeyMissingError(msg)
-        return found
+        return found if isinstance(found, Tensor) else list(found.tolist() if hasattr(found, "tolist") else found)
 
     @abstractmethod
     def read(self, index: Any, *, swap: bool = False) -> Any:
@@ -742,17 +739,13 @@ def _positions(cursor: Any, steps: int, storage: Storage) -> Tensor:
             msg = f"{cursor!r} of an unbounded storage selects {len(span)} positions: give the slice a stop"
             raise SlotError(msg)
         return torch.arange(span.start, max(span.start, span.stop), span.step, device="cpu")
-    given = (
-        list(cursor) if isinstance(cursor, tuple) else np.asarray(cursor) if isinstance(cursor, np.generic) else cursor
-    )
-    plain = plain_index(given)
-    if type(plain) is int:
-        plain = torch.tensor(plain, dtype=torch.int64, device="cpu")
-    if not isinstance(plain, Tensor) or plain.is_floating_point() or plain.is_complex() or plain.ndim > 1:
-        msg = f"a cursor is an int, a slice, or a list, range, array or tensor [n] of integer positions, got {cursor!r}"
+    given = plain_index(list(cursor) if isinstance(cursor, tuple) else cursor)
+    if isinstance(given, Tensor) and given.dtype is torch.bool:
+        given = given.nonzero().reshape(-1)
+    positions = read_integers("a cursor", given).cpu().to(torch.int64)
+    if positions.ndim > 1:
+        msg = f"a cursor is an integer or has one dimension, got positions of the shape {list(positions.shape)}"
         raise KindError(msg)
-    positions = plain.nonzero().reshape(-1) if plain.dtype is torch.bool else plain
-    positions = positions.to(torch.int64)
     positions = torch.where(positions < 0, positions + steps, positions)
     if positions.numel() and int(positions.min()) < 0:
         msg = f"position {int(positions.min()) - steps} is out of range for {steps} rows"

@@ -12,6 +12,7 @@ from ostinato.core import kinds
 from ostinato.core.kinds import Node, show_path
 from ostinato.core.rows import Schema, column_name, describe
 from ostinato.durable import CheckpointReader, CheckpointWriter, SavedColumn, progress
+from ostinato.durable.arrays import values_of
 from ostinato.errors import (
     CheckpointError,
     MissingExtraError,
@@ -81,12 +82,12 @@ def _prefix(i: int, states: Sequence[Any]) -> str:
 
 
 def put_rows(
-    writer: CheckpointWriter, state: dict[str, Any], prefix: str, *, done: Collection[str] = (), compare: bool = False
+    writer: Any, state: dict[str, Any], prefix: str, *, done: Collection[str] = (), compare: bool = False
 ) -> dict[str, Any]:
     """Write the rows of a storage to files, and return its state with their names in their place.
 
     Args:
-        writer: of the checkpoint.
+        writer: of the checkpoint, or what else has its `add_array` and `add_values`.
         state: of the storage.
         prefix: what the names of its arrays begin with.
         done: columns that are written by others.
@@ -112,7 +113,7 @@ def put_rows(
 
 
 def get_rows(
-    reader: CheckpointReader,
+    reader: Any,
     state: dict[str, Any],
     storage: Any,
     prefix: str,
@@ -123,7 +124,7 @@ def get_rows(
     """Return the state of a storage with its rows where `put_rows` has put their names.
 
     Args:
-        reader: of the checkpoint.
+        reader: of the checkpoint, or what else has its `record` and `read`.
         state: what `put_rows` returned.
         storage: which will load it.
         prefix: what the names of its arrays begin with.
@@ -366,12 +367,9 @@ def restore_rows(saved: dict[str, Any], storage: Storage, checkpointer: Any = No
             "hooks that convert them back (register_load_hook) before loads()"
         )
         raise CheckpointError(msg)
-    try:
+    with readable("a storage with hooks"):
         rows = _rebuild(note["tree"], saved["columns"], 0)
         count, num_envs = int(saved["rows"]), max(1, int(saved["lanes"]))
-    except (KeyError, TypeError, AttributeError, IndexError) as error:
-        msg = f"the checkpoint does not say how its converted rows nest ({error!r}): it is damaged"
-        raise CheckpointError(msg) from error
     for hook in hooks:
         rows = hook(rows, out=None)
     shape = (count,) if storage.ndim == 1 else (count // num_envs, num_envs)
@@ -409,9 +407,7 @@ def _take_apart(data: Any, path: tuple[Any, ...], columns: dict[str, Tensor]) ->
     if isinstance(data, torch.Tensor):
         name = f"hooked {len(columns)}: {'.'.join(map(str, path))}"[:200]
         if data.is_nested:
-            items = [item.detach() for item in data.unbind(0)]
-            lengths = torch.tensor([item.shape[0] for item in items], dtype=torch.int64, device="cpu")
-            columns[name], columns[f"{name} (lengths)"] = torch.cat(items), lengths
+            columns[name], columns[f"{name} (lengths)"] = values_of(data)
             return {"kind": "nested", "name": name, "lengths": f"{name} (lengths)"}
         if data.layout is not torch.strided:
             msg = f"a saving hook returned a sparse tensor at {show_path(path)}: return dense or nested tensors"

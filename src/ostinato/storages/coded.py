@@ -9,25 +9,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ostinato.core.kinds import show_field, show_path
+from ostinato.core.kinds import show_path
 from ostinato.core.options import check_choice
 from ostinato.core.records import ring_range
-from ostinato.durable.arrays import raw_view
+from ostinato.durable.arrays import host_view, raw_view
 from ostinato.durable.codecs import find_codec, map_in_threads
 from ostinato.errors import CapacityError, CheckpointError, OptionError, StorageMemoryError
-from ostinato.storages.columns import Saved, StorageColumn, join_blobs, named_kinds, split_blobs, take_parts, targets
+from ostinato.storages.columns import Saved, StorageColumn, join_blobs, named_kinds, split_blobs
 from ostinato.storages.table import copy_column, read_column
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     import numpy.typing as npt
 
     from ostinato.core.episodes.table import EpisodeTable
-    from ostinato.core.records import Placement
     from ostinato.core.rows import Flat, Leaf, Schema
     from ostinato.durable.codecs import AnyCodec
-    from ostinato.storages.columns import Columns, Fields
+    from ostinato.storages.columns import Fields
 
 _WIDE_BYTES = 256
 """A codec given for all fields compresses those with more bytes per row; smaller fields share a packed row."""
@@ -69,7 +68,7 @@ class CodedColumn(StorageColumn):
     def __init__(self, codec: AnyCodec) -> None:
         self.codec = codec
 
-    def find(self, schema: Schema, taken: Mapping[int, Columns]) -> list[Sequence[int]]:
+    def find(self, schema: Schema, taken: Mapping[int, StorageColumn]) -> list[Sequence[int]]:
         """Return the position of the field that was named, else those of all wide ones.
 
         Raises:
@@ -104,39 +103,34 @@ class CodedColumn(StorageColumn):
         """Bytes of the compressed values."""
         return self._nbytes
 
-    def convert(self, values: Tensor, rows: int) -> list[bytes]:
+    def convert(self, values: Tensor, rows: int) -> np.ndarray[Any, Any]:
         """Compress the values of rows."""
-        return encode_rows(values.reshape(rows, -1), self.codec)
+        return _as_array(encode_rows(values.reshape(rows, -1), self.codec))
 
-    def write(self, placement: Placement, prepared: Sequence[bytes]) -> None:
-        """Write the compressed values of rows; of equal slots the last one wins."""
-        slots, rows = (part.tolist() for part in targets(placement))
-        self._put(slots, [prepared[row] for row in rows])
-
-    def _put(self, slots: Sequence[int], blobs: Sequence[bytes]) -> None:
-        for slot, blob in zip(slots, blobs, strict=True):
-            self._nbytes += len(blob) - len(self._values[slot] or b"")
-            self._values[slot] = blob
-
-    def set(self, slots: Tensor, values: Tensor) -> None:
-        """Compress values and keep them."""
-        self._put(slots.tolist(), self.convert(values, slots.shape[0]))
+    def set(self, slots: Tensor, values: Any) -> None:
+        """Keep compressed values."""
+        at = slots.numpy()
+        self._nbytes += sum(map(len, values)) - sum(map(len, filter(None, self._values[at])))
+        self._values[at] = values
 
     def get(self, slots: Tensor) -> Tensor:
         """Decompress the values at slots into a new tensor."""
-        return decoded(self.blobs(slots.tolist()), self.leaf, self.codec)
+        return decoded(self.blobs(slots), self.leaf, self.codec)
 
-    def blobs(self, slots: Sequence[int]) -> list[bytes]:
+    def _held(self, slots: Tensor) -> Any:
+        return self._values[slots.numpy()]
+
+    def blobs(self, slots: Tensor) -> list[bytes]:
         """Return the compressed values at slots.
 
         Raises:
             IndexError: if a slot is out of range, or holds no value.
         """
-        found = [self._values[slot] for slot in slots]
+        found = self._held(slots).tolist()
         if None in found:
             msg = f"slot {slots[found.index(None)]} holds no row"
             raise IndexError(msg)
-        return found
+        return found  # type: ignore[no-any-return]
 
     def clear(self) -> None:
         """Remove all rows."""
@@ -144,33 +138,31 @@ class CodedColumn(StorageColumn):
         self._values: np.ndarray[Any, Any] = np.full(self.capacity, None, dtype=object)
         self._nbytes = 0
 
-    def keep(self, slots: Tensor) -> None:
-        """Move the rows at `slots`, int64 `[n]`, to the slots `[0, n)`, and remove all others."""
-        self._replace(self.blobs(slots.tolist()))
-
-    def _replace(self, blobs: Sequence[bytes]) -> None:
-        self.clear()
-        self._put(range(len(blobs)), blobs)
-
     def add_state(self, state: dict[str, Any], rows: int) -> None:
         """Add compressed values to the columns of a state, and the name of the codec to its `codec`. Copy."""
         state.setdefault("codec", {})[self.name] = self.codec.name
-        values, ends = join_blobs(self.blobs(range(rows)))
+        values, ends = join_blobs(self.blobs(torch.arange(rows, device="cpu")))
         state["columns"] |= {f"{self.name}.blobs": values, f"{self.name}.ends": ends}
 
-    def load(self, state: dict[str, Any], sources: Mapping[int, Any], seam: int) -> Callable[[], None]:
-        """Read saved values, compressed ones of the same codec as they are; see `Columns.load`."""
+    def load(self, state: dict[str, Any], sources: Mapping[int, Any]) -> None:
+        """Keep saved values, compressed ones of the same codec as they are; see `StorageColumn.load`."""
         source = sources[self.position]
         if not isinstance(source, SavedCoded):
-            blobs = self.convert(read_column(source), int(state["rows"]))
-        elif source.codec.name == self.codec.name:
+            super().load(state, sources)
+            return
+        if source.codec.name == self.codec.name:
             blobs = source.blobs()
         else:
             blobs = [blob for part in source.parts() for blob in self.convert(part, part.shape[0])]
-        return lambda: self._replace(blobs[seam:] + blobs[:seam])
+        self.clear()
+        self.set(torch.arange(len(blobs), device="cpu"), _as_array(blobs))
 
 
-def _sizes(columns: Sequence[Sequence[bytes]]) -> np.ndarray[Any, Any]:
+def _as_array(blobs: Sequence[bytes]) -> np.ndarray[Any, Any]:
+    return np.fromiter(blobs, dtype=object, count=len(blobs))
+
+
+def _sizes(columns: Sequence[Iterable[bytes]]) -> np.ndarray[Any, Any]:
     """Return the bytes of the values of each row in all columns, int64 `[rows]`."""
     sizes: np.ndarray[Any, Any] = np.asarray([list(map(len, blobs)) for blobs in columns], dtype=np.int64).sum(0)
     return sizes
@@ -178,15 +170,14 @@ def _sizes(columns: Sequence[Sequence[bytes]]) -> np.ndarray[Any, Any]:
 
 def encode_rows(values: Tensor, codec: AnyCodec) -> list[bytes]:
     """Compress each row of a tensor `[rows, elements]`, in several threads if there is enough work."""
-    rows = values.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    if not rows.numel():
-        return [codec.encode(b"") for _ in range(rows.shape[0])]
-    data, size = raw_view(rows), rows.nbytes // rows.shape[0]
+    if not values.numel():
+        return [codec.encode(b"") for _ in range(values.shape[0])]
+    data, size = host_view(values), values.nbytes // values.shape[0]
 
     def encode(part: Sequence[int]) -> list[bytes]:
         return [codec.encode(data[i * size : (i + 1) * size]) for i in part]
 
-    return map_in_threads(encode, range(rows.shape[0]), rows.nbytes)
+    return map_in_threads(encode, range(values.shape[0]), values.nbytes)
 
 
 def decoded(blobs: Sequence[bytes], leaf: Leaf, codec: AnyCodec) -> Tensor:
@@ -221,7 +212,7 @@ def decoded(blobs: Sequence[bytes], leaf: Leaf, codec: AnyCodec) -> Tensor:
 # -- in checkpoints ----------------------------------------------------------------------------------------------------
 
 
-def find_coded(state: dict[str, Any], schema: Schema, mine: Sequence[Columns]) -> dict[str, SavedCoded]:
+def find_coded(state: dict[str, Any], schema: Schema, mine: Sequence[StorageColumn]) -> dict[str, SavedCoded]:
     """Return the compressed columns of a state, which are taken out of its other ones; nothing is read yet.
 
     Args:
@@ -230,14 +221,14 @@ def find_coded(state: dict[str, Any], schema: Schema, mine: Sequence[Columns]) -
         mine: kinds of column of the storage that reads it, whose codecs may be the user's.
 
     Raises:
-        CheckpointError: if a column is missing, or its codec is not known here.
+        CheckpointError: if its codec is not known here.
+        KeyError: if a column is missing.
     """
     by_name = {kind.codec.name: kind.codec for kind in mine if isinstance(kind, CodedColumn)}
-    leaves = dict(zip(schema.column_names, schema.leaves, strict=True))
-    found = {}
-    for name, codec_name in dict(state.get("codec") or {}).items():
-        values, ends = take_parts(state["columns"], name, int(state["rows"]), "blobs")
-        codec = by_name.get(str(codec_name)) or known_codec(leaves[name], codec_name)
+    leaves, columns, found = dict(zip(schema.column_names, schema.leaves, strict=True)), state["columns"], {}
+    for name, codec_name in (state.get("codec") or {}).items():
+        codec = by_name.get(codec_name) or known_codec(leaves[name], codec_name)
+        values, ends = columns.pop(f"{name}.blobs"), columns.pop(f"{name}.ends")
         found[name] = SavedCoded(leaves[name], codec, values, ends)
     return found
 
@@ -264,7 +255,6 @@ class SavedCoded(Saved):
     def __init__(self, leaf: Leaf, codec: AnyCodec, values: Any, ends: Any) -> None:
         self._leaf, self._values, self._ends = leaf, values, ends
         self.codec = codec
-        self.how = f"codec={codec.name!r} for {show_field(leaf.path)}"
         self.dtype, self.shape = leaf.dtype, (int(ends.shape[0]), *leaf.shape)
 
     @property
@@ -316,7 +306,7 @@ class Budget(NamedTuple):
     """Whether whole episodes leave."""
 
 
-def check_budget(max_bytes: object, evict: Evict, kinds: Sequence[Columns], *, ndim: int) -> Budget | None:
+def check_budget(max_bytes: object, evict: Evict, kinds: Sequence[StorageColumn], *, ndim: int) -> Budget | None:
     """Return the budget of a storage; None without one.
 
     Raises:
@@ -382,7 +372,7 @@ def rows_that_stay(
     if needed + sum(kind.nbytes for kind in coded) + rows * dense <= budget.max_bytes:
         return None
     order = ring_range(oldest, rows, table.capacity)
-    sizes = _sizes([kind.blobs(order.tolist()) for kind in coded]) + dense
+    sizes = _sizes([kind.blobs(order) for kind in coded]) + dense
     replaced = max(0, rows + coming.shape[0] - table.capacity)
     most = budget.max_bytes - needed
     if int(sizes[replaced:].sum()) <= most:

@@ -2,8 +2,8 @@
 
 Dense fields lie in a `Table`. Each field of another kind is a `StorageColumn`: a kind of the user's own, compressed
 (`coded.py`), ragged (`ragged.py`), or of Python objects (text, and what TensorDict keeps as `NonTensorData`). Next
-observations that are stored once are `Columns` together (`single_copy.py`). `Fields` joins them. Fields that were added
-after the first rows (`LateFields`) are dense, with a mask of the rows that have them.
+observations that are stored once are one column together (`single_copy.py`). `Fields` joins them. Fields that were
+added after the first rows (`LateFields`) are dense, with a mask of the rows that have them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self, TypeAlias, TypeVar, final
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeAlias, TypeVar, final
 
 import numpy as np
 import torch
@@ -25,8 +25,9 @@ from torch.compiler import is_dynamo_compiling
 from ostinato.core import kinds
 from ostinato.core.kinds import as_tensor, is_non_tensor, is_tensordict, is_text, show_field, show_path
 from ostinato.core.records import Picks, Request, Run
-from ostinato.core.rows import Flat, Leaf, Schema, as_bits, column_name, describe, map_leaves, turn_rows
+from ostinato.core.rows import Flat, Leaf, Schema, as_bits, column_name, describe, map_leaves
 from ostinato.durable import decode, encode
+from ostinato.durable.arrays import jagged
 from ostinato.durable.manifest import canonical, parse_json
 from ostinato.errors import (
     CheckpointError,
@@ -39,7 +40,7 @@ from ostinato.errors import (
     UsageError,
 )
 from ostinato.storages.memory import HeapMemory
-from ostinato.storages.table import last_of_each, read_column
+from ostinato.storages.table import Table, last_of_each, read_column
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -47,12 +48,11 @@ if TYPE_CHECKING:
     from ostinato.core.records import Placement
     from ostinato.core.rows import ObjectLeaf, Path
     from ostinato.storages.memory import Memory
-    from ostinato.storages.table import Table
 
 __all__ = ["StorageColumn"]
 
 Kind = TypeVar("Kind", bound="StorageColumn")
-Choice: TypeAlias = "tuple[Columns, Sequence[int]]"
+Choice: TypeAlias = "tuple[StorageColumn, Sequence[int]]"
 """A kind of column, and the positions of its fields in a schema."""
 
 _NO_SLOTS = torch.empty(0, dtype=torch.int64, device="cpu")
@@ -76,129 +76,7 @@ def counts_after(placement: Placement, rows: int, cursor: int, capacity: int) ->
     return rows, cursor
 
 
-class Columns(ABC):
-    """A kind of column: some fields of the rows of a storage that depend on each other. Most are a `StorageColumn`.
-
-    An option of a storage makes a kind without rows. `find` chooses its fields among those of the first rows, and
-    `laid_out` returns what holds their values. A storage knows nothing else of its columns.
-
-    Writes come in steps, so that what cannot be stored raises before anything changes: `prepare`, then `begin_write`
-    before and `write` after the dense fields are written. `read` may run while another thread writes.
-    """
-
-    option: str = "kinds"
-    """The option of a storage that chose it, for messages."""
-    shareable: bool = False
-    """Whether processes can share its values: they are in memory of the storage alone."""
-    ring_only: bool = False
-    """Whether rows must be written in ring order."""
-    derived: bool = False
-    """Whether it reads other fields, which must have their values before and lose them after it."""
-    align: int = 8
-    """The stride of packed rows beside it is a multiple of so many bytes."""
-    row_tensors: bool = True
-    """Whether its values are a tensor `[n, *leaf.shape]`."""
-    positions: Sequence[int]
-    """Positions of the fields in the schema: leaves, then fields of Python objects."""
-
-    @property
-    def why_private(self) -> str:
-        """Why processes cannot share its values, for messages."""
-        return self.option
-
-    @abstractmethod
-    def find(self, schema: Schema, taken: Mapping[int, Columns]) -> list[Sequence[int]]:
-        """Return the positions of its fields in a schema, one sequence for each `laid_out`.
-
-        Args:
-            schema: of a row.
-            taken: fields that have a kind already; those of an option that names no field are left out.
-
-        Raises:
-            OptionError: if a field that was named does not exist.
-        """
-
-    def laid_out(self, fields: Fields, positions: Sequence[int]) -> Self:
-        """Return such columns with memory for the rows of the fields at these positions; see `begin`."""
-        made = copy.copy(self)
-        made.positions = positions
-        made.begin(fields)
-        return made
-
-    @abstractmethod
-    def begin(self, fields: Fields) -> None:
-        """Make room for the rows of the fields at `positions`.
-
-        Raises:
-            StorageMemoryError: if there is not enough memory.
-            OptionError: if these fields cannot be of this kind.
-        """
-
-    @property
-    @abstractmethod
-    def nbytes(self) -> int:
-        """Bytes."""
-
-    @abstractmethod
-    def prepare(self, flat: Flat, rows: int, cursor: int | None) -> Any:
-        """Check and convert rows that will be written, and make room for them. Nothing else changes.
-
-        Args:
-            flat: all fields of the rows.
-            rows: their number.
-            cursor: the slot where they will most likely go, in ring order; None for an edit of rows present.
-
-        Raises:
-            StorageMemoryError: if there is not enough memory.
-        """
-
-    def begin_write(self, placement: Placement, prepared: Any) -> Any:  # noqa: ARG002
-        """Prepare to write what `prepare` returned, before the dense fields change; return what `write` takes."""
-        return prepared
-
-    @abstractmethod
-    def write(self, placement: Placement, prepared: Any) -> None:
-        """Write rows to slots."""
-
-    def begin_field(self, position: int, slots: Tensor) -> None:  # noqa: B027
-        """Prepare for new values of another field in the rows at `slots`."""
-
-    @abstractmethod
-    def write_field(self, position: int, slots: Tensor, value: Any) -> None:
-        """Write one of these fields at distinct slots, int64 `[n]`."""
-
-    @abstractmethod
-    def read(self, position: int, slots: Tensor, *, pin: bool = False) -> Any:
-        """Return the values of one of these fields at slots, int64 `[n]`. Copy."""
-
-    @abstractmethod
-    def clear(self) -> None:
-        """Remove all rows."""
-
-    @abstractmethod
-    def keep(self, slots: Tensor) -> None:
-        """Move the rows at `slots` (int64 `[n]`) to the slots `[0, n)`, and remove all others."""
-
-    @abstractmethod
-    def add_state(self, state: dict[str, Any], rows: int) -> None:
-        """Add the first `rows` rows to the state of a storage: arrays to its `columns`, and what describes them."""
-
-    @abstractmethod
-    def load(self, state: dict[str, Any], sources: Mapping[int, Any], seam: int) -> Callable[[], None]:
-        """Read what `add_state` added; return a function that replaces all rows by it, after the dense fields.
-
-        Args:
-            state: of the storage.
-            sources: saved values by position of the leaf, of any kind, with `dtype`, `shape`, `read()` and
-                `read_into(tensor)`.
-            seam: the saved row that comes first; those before it come last.
-
-        Raises:
-            CheckpointError: if it is damaged; nothing has changed.
-        """
-
-
-class StorageColumn(Columns):
+class StorageColumn(ABC):
     """How a storage keeps one field. A kind of your own subclasses it; `kinds={"obs": MyColumn()}` chooses it.
 
     Implement `allocate`, `set` and `get`. The values of a field are tensors `[n, *leaf.shape]` of its dtype, checked
@@ -209,11 +87,28 @@ class StorageColumn(Columns):
     attributes `leaf`, `capacity` and `device` are set when `allocate` is called.
 
     `set` is called under the lock of the buffer. `get` may run meanwhile: the buffer then reads again.
+
+    Kinds of the library override more. `find` chooses their fields among those of the first rows; one column may keep
+    several fields that depend on each other. Writes come in steps, so that what cannot be stored raises before
+    anything changes: `prepare`, then `begin_write` before and `write` after the dense fields are written. A storage
+    knows nothing else of its columns.
     """
 
-    shareable = True
+    option: str = "kinds"
+    """The option of a storage that chose it, for messages."""
+    shareable: bool = True
     """Whether processes can share the values: True if they are in tensors that `new_tensor` returned. With False, a
     buffer with `shared=True` raises an error that names it."""
+    ring_only: bool = False
+    """Whether rows must be written in ring order."""
+    derived: bool = False
+    """Whether it reads other fields, which must have their values before and lose them after it."""
+    align: int = 8
+    """The stride of packed rows beside it is a multiple of so many bytes."""
+    row_tensors: bool = True
+    """Whether its values are a tensor `[n, *leaf.shape]`."""
+    positions: Sequence[int]
+    """Positions of its fields in the schema: leaves, then fields of Python objects."""
     path: Path | None = None
     """The field; None before a storage has it."""
     leaf: Any
@@ -283,8 +178,16 @@ class StorageColumn(Columns):
             return self.option
         return f"{show_field(self.path or ())} of the kind {type(self).__name__}, whose shareable is False"
 
-    def find(self, schema: Schema, taken: Mapping[int, Columns]) -> list[Sequence[int]]:  # noqa: ARG002
-        """Return the position of the field that an option named; see `Columns.find`."""
+    def find(self, schema: Schema, taken: Mapping[int, StorageColumn]) -> list[Sequence[int]]:  # noqa: ARG002
+        """Return the positions of its fields in a schema, one sequence for each `laid_out`: that of `path`.
+
+        Args:
+            schema: of a row.
+            taken: fields that have a kind already; those of an option that names no field are left out.
+
+        Raises:
+            OptionError: if a field that was named does not exist.
+        """
         for position, leaf in enumerate(schema.leaves):
             if leaf.path == self.path:
                 return [(position,)]
@@ -294,8 +197,20 @@ class StorageColumn(Columns):
         )
         raise OptionError(msg)
 
+    def laid_out(self, fields: Fields, positions: Sequence[int]) -> Self:
+        """Return such a column with memory for the rows of the fields at these positions; see `begin`."""
+        made = copy.copy(self)
+        made.positions = positions
+        made.begin(fields)
+        return made
+
     def begin(self, fields: Fields) -> None:
-        """Find out about the field, and make room for the values of its rows."""
+        """Find out about the field, and make room for the values of its rows.
+
+        Raises:
+            StorageMemoryError: if there is not enough memory.
+            OptionError: if these fields cannot be of this kind.
+        """
         self.position = self.positions[0]
         self.leaf, self.name = fields.leaves[self.position], fields.names[self.position]
         self.capacity, self.device, self._memory = fields.capacity, fields.device, fields.memory
@@ -308,26 +223,45 @@ class StorageColumn(Columns):
         return values.reshape((rows, *self.leaf.shape))
 
     def prepare(self, flat: Flat, rows: int, cursor: int | None) -> Any:  # noqa: ARG002
-        """Convert the values of this field; see `Columns.prepare`."""
+        """Check and convert rows that will be written, and make room for them. Nothing else changes.
+
+        Args:
+            flat: all fields of the rows.
+            rows: their number.
+            cursor: the slot where they will most likely go, in ring order; None for an edit of rows present.
+
+        Raises:
+            StorageMemoryError: if there is not enough memory.
+        """
         at, leaves = self.position, flat.leaves
         return self.convert(leaves[at] if at < len(leaves) else flat.objects[at - len(leaves)], rows)
+
+    def begin_write(self, placement: Placement, prepared: Any) -> Any:  # noqa: ARG002
+        """Prepare to write what `prepare` returned, before the dense fields change; return what `write` takes."""
+        return prepared
 
     def write(self, placement: Placement, prepared: Any) -> None:
         """Set the values of rows; of equal slots the last one wins."""
         if isinstance(placement, Run):
-            slots, values = placement.slots(), prepared[placement.skip :]
+            slots, chosen = placement.slots(), self._pick(prepared, slice(placement.skip, None))
         else:
             slots, rows = last_of_each(placement.slots, placement.rows)
-            values = as_bits(prepared)[rows.to(prepared.device)].view(prepared.dtype)
-        self.set(slots.to(self.device), values.to(self.device))
+            chosen = self._pick(prepared, rows)
+        self.set(slots.to(self.device), chosen)
 
-    def write_field(self, position: int, slots: Tensor, value: Any) -> None:  # noqa: ARG002
-        """Write the field at distinct slots, int64 `[n]`."""
-        rows = slots.shape[0]
-        self.write(Picks(slots, torch.arange(rows, device=slots.device), slots), self.convert(value, rows))
+    def _pick(self, prepared: Any, rows: slice | Tensor) -> Any:
+        """Return some rows of what `convert` returned, on the device."""
+        if isinstance(prepared, np.ndarray):
+            return prepared[rows.cpu().numpy() if isinstance(rows, Tensor) else rows]
+        at = rows.to(prepared.device) if isinstance(rows, Tensor) else rows
+        return as_bits(prepared)[at].view(prepared.dtype).to(self.device)
+
+    def _held(self, slots: Tensor) -> Any:
+        """Return what `set` keeps, for moves."""
+        return self.read(self.position, slots)
 
     def read(self, position: int, slots: Tensor, *, pin: bool = False) -> Any:  # noqa: ARG002
-        """Return the values at slots; see `get`.
+        """Return the values of one of its fields at slots; see `get`.
 
         Raises:
             SchemaError: if `get` returns something else.
@@ -343,22 +277,34 @@ class StorageColumn(Columns):
                 raise SchemaError(msg)
         return values.pin_memory() if pin else values
 
-    def clear(self) -> None:
+    def clear(self) -> None:  # noqa: B027
         """Remove all rows; values may stay in memory."""
 
     def keep(self, slots: Tensor) -> None:
-        """Move the values at `slots` (int64 `[n]`) to the slots `[0, n)`."""
-        self.set(torch.arange(slots.shape[0], device=self.device), self.read(self.position, slots))
+        """Move the values at `slots` (int64 `[n]`) to the slots `[0, n)`, and remove all others."""
+        values = self._held(slots)
+        self.clear()
+        self.set(torch.arange(slots.shape[0], device=self.device), values)
 
     def add_state(self, state: dict[str, Any], rows: int) -> None:
         """Add the values of the first rows to the columns of a state, as a dense field is saved. Copy."""
         state["columns"][self.name] = self.read(self.position, torch.arange(rows, device=self.device))
 
-    def load(self, state: dict[str, Any], sources: Mapping[int, Any], seam: int) -> Callable[[], None]:
-        """Read saved values of any kind; return a function that sets them."""
-        values, rows = read_column(sources[self.position]).to(self.device), int(state["rows"])
-        slots = torch.arange(rows, device=self.device)
-        return lambda: self.set((slots - seam) % max(1, rows), values)
+    def load(self, state: dict[str, Any], sources: Mapping[int, Any]) -> None:
+        """Replace all rows by what `add_state` added; fields that this one reads have their rows already.
+
+        Args:
+            state: of the storage.
+            sources: saved values by position of the leaf, of any kind, with `dtype`, `shape`, `read()` and
+                `read_into(tensor)`.
+
+        Raises:
+            CheckpointError: if it is damaged.
+        """
+        rows = int(state["rows"])
+        values = self.convert(read_column(sources[self.position]).to(self.device), rows)
+        self.clear()
+        self.set(torch.arange(rows, device=self.device), values)
 
 
 def named_kinds(kinds: object, option: str = "kinds") -> list[StorageColumn]:
@@ -386,7 +332,7 @@ def with_field(kind: Kind, path: Path | None, option: str) -> Kind:
     return made
 
 
-def choose(kinds: Sequence[Columns], schema: Schema) -> list[Choice]:
+def choose(kinds: Sequence[StorageColumn], schema: Schema) -> list[Choice]:
     """Return the kinds of column of the fields of a schema that are not dense, and the positions of these fields.
 
     Each kind comes once for each of its columns, in the order in which they are written: those of the user first, which
@@ -395,7 +341,7 @@ def choose(kinds: Sequence[Columns], schema: Schema) -> list[Choice]:
     Raises:
         OptionError: if two options name one field.
     """
-    taken: dict[int, Columns] = {}
+    taken: dict[int, StorageColumn] = {}
     chosen = []
     for kind in kinds:
         for positions in kind.find(schema, taken):
@@ -445,8 +391,8 @@ class Fields:
         """Names of all fields in a checkpoint."""
         self.places = {position: place for place, position in enumerate(kept)}
         """Positions in the table of the dense fields."""
-        self.kinds: list[Columns] = []
-        self._others: dict[int, Columns] = {}
+        self.kinds: list[StorageColumn] = []
+        self._others: dict[int, StorageColumn] = {}
         for kind, positions in kinds:
             made = kind.laid_out(self, positions)
             self.kinds.append(made)
@@ -466,7 +412,7 @@ class Fields:
         return not self.kinds and not self.late.fields
 
     @property
-    def _parts(self) -> list[Columns | LateFields]:
+    def _parts(self) -> list[StorageColumn | LateFields]:
         return [*self.kinds, self.late]
 
     # -- reading -------------------------------------------------------------------------------------------------------
@@ -531,7 +477,7 @@ class Fields:
     # -- writing -------------------------------------------------------------------------------------------------------
 
     def prepare(self, flat: Flat, rows: int, cursor: int | None) -> tuple[Any, ...]:
-        """Prepare rows for fields of other kinds than dense; see `Columns.prepare`."""
+        """Prepare rows for fields of other kinds than dense; see `StorageColumn.prepare`."""
         return tuple([kind.prepare(flat, rows, cursor) for kind in self.kinds])
 
     def write(self, placement: Placement, flat: Flat) -> None:
@@ -558,12 +504,20 @@ class Fields:
 
     def write_field(self, position: int, slots: Tensor, value: Any) -> None:
         """Write one field at distinct slots: a leaf, `[n, *leaf.shape]`, or a field of objects."""
-        for kind in self.kinds:
-            kind.begin_field(position, slots)
-        if position in self._others:
-            self._others[position].write_field(position, slots, value)
-        else:
+        rows, leaves, other = slots.shape[0], list[Any](), self._others.get(position)
+        placement = Picks(slots, torch.arange(rows, device=slots.device), slots)
+        derived = [kind for kind in self.kinds if kind.derived]
+        if derived:
+            leaves = self._gather(slots)
+            leaves[position : position + 1] = [value]
+        prepared = [kind.prepare(Flat(leaves, (rows,)), rows, None) for kind in derived]
+        begun = [(kind, kind.begin_write(placement, x)) for kind, x in zip(derived, prepared, strict=True)]
+        if other is None:
             self.dense.write_column(self.places[position], slots, value)
+        elif not other.derived:
+            other.write(placement, other.convert(value, rows))
+        for kind, values in begun:
+            kind.write(placement, values)
 
     def clear(self) -> None:
         """Remove all rows and late fields."""
@@ -579,7 +533,7 @@ class Fields:
     # -- state ---------------------------------------------------------------------------------------------------------
 
     def add_state(self, state: dict[str, Any], rows: int) -> None:
-        """Add the first `rows` rows to a state: views of dense fields, see `Columns.add_state`."""
+        """Add the first `rows` rows to a state: views of dense fields, see `StorageColumn.add_state`."""
         names = self.schema.column_names
         state["columns"] = dict(zip([names[i] for i in self.kept], self.dense.view(slice(rows)), strict=True))
         for part in self._parts:
@@ -587,13 +541,15 @@ class Fields:
 
     def load(self, state: dict[str, Any], sources: Mapping[int, Any], seam: int = 0) -> None:
         """Replace all rows by those of a state, row `seam` first; dense fields mapped from its files are in place."""
-        finish, rows = [part.load(state, sources, seam) for part in self._parts], int(state["rows"])
+        rows = int(state["rows"])
         if not state.get("mapped"):
             self.dense.fill({self.schema.column_names[i]: sources[i] for i in self.kept}, rows)
-            if seam:
-                self.dense.turn(rows, seam)
-        for end in finish:
-            end()
+        for part in self._parts:
+            part.load(state, sources)
+        if seam:
+            for part in reversed(self._parts):
+                part.keep(torch.arange(rows, device=self.device).roll(-seam))
+            self.dense.turn(rows, seam)
 
 
 class Saved(ABC):
@@ -601,8 +557,6 @@ class Saved(ABC):
 
     dtype: torch.dtype
     shape: tuple[int, ...]
-    how: str = ""
-    """How it was saved, for messages; empty if it can be mapped."""
 
     @abstractmethod
     def read_into(self, dest: Tensor) -> None:
@@ -615,28 +569,8 @@ class Saved(ABC):
         return rows
 
 
-class _Late(NamedTuple):
-    """A field that was added later."""
-
-    schema: Schema
-    """Of this field alone."""
-    values: Tensor
-    """`[capacity, *shape]`."""
-    has: Tensor
-    """bool `[capacity]`: the rows that have it."""
-
-    @classmethod
-    def allocate(cls, path: Path, like: Tensor, capacity: int, device: torch.device) -> _Late:
-        """Return a field that no row has, for values such as `like`, `[n, *shape]`."""
-        schema = Schema(None, [Leaf(path, like.dtype, tuple(like.shape[1:]))])
-        with torch.inference_mode(mode=False):
-            values = torch.zeros((capacity, *like.shape[1:]), dtype=like.dtype, device=device)
-            return cls(schema, values, torch.zeros(capacity, dtype=torch.bool, device=device))
-
-    def put(self, slots: Tensor | slice, value: Tensor) -> None:
-        """Write the field at `slots`."""
-        as_bits(self.values)[slots] = as_bits(value.to(self.values.device))
-        self.has[slots] = True
+_HAS = Leaf(("has",), torch.bool, ())
+"""The second field of the table of a field that was added later: which rows have it."""
 
 
 @final
@@ -646,14 +580,14 @@ class LateFields:
     def __init__(self, capacity: int, device: torch.device) -> None:
         self._capacity = capacity
         self._device = device
-        self.fields: dict[Path, _Late] = {}
-        """Empty in nearly all storages; callers check it before they call a method. Replaced, never changed in place:
-        readers may iterate over it."""
+        self.fields: dict[Path, Table] = {}
+        """A table of values and `_HAS` for each. Empty in nearly all storages; callers check it before they call a
+        method. Replaced, never changed in place: readers may iterate over it."""
 
     @property
     def nbytes(self) -> int:
         """Bytes of values and masks."""
-        return sum(x.values.nbytes + x.has.nbytes for x in self.fields.values())
+        return sum(table.nbytes for table in self.fields.values())
 
     def split(self, data: Any, known: Sequence[Path]) -> tuple[Any, dict[Path, Any]]:
         """Separate the top-level keys of `data` that are not in the schema; `rows` makes late fields of their values.
@@ -715,7 +649,7 @@ class LateFields:
         out: dict[Path, Tensor] = {}
         for path, value in late.items():
             if path in self.fields:
-                schema = self.fields[path].schema
+                schema = self.fields[path].schema.only(0)
             else:
                 _check_new(path, value)
                 tensor = as_tensor(value, path)
@@ -728,18 +662,25 @@ class LateFields:
         """Write rows, `[total, *shape]` of each field, and mark all other late fields of these rows as missing."""
         slots, rows = targets(placement)
         slots = slots.to(self._device)
-        for field in self.fields.values():
-            field.has[slots] = False
+        for table in self.fields.values():
+            table.columns[1][slots] = False
         # without the fields that no row has any more
-        self.fields = {path: x for path, x in self.fields.items() if path in values or bool(x.has.any())}
+        self.fields = {path: x for path, x in self.fields.items() if path in values or bool(x.columns[1].any())}
         for path, value in values.items():
             self.put(path, slots, value[rows.to(value.device)])
 
     def put(self, path: Path, slots: Tensor | slice, value: Tensor) -> None:
         """Write one field at `slots`; the others are unchanged."""
         if path not in self.fields:
-            self.fields = {**self.fields, path: _Late.allocate(path, value, self._capacity, self._device)}
-        self.fields[path].put(slots, value)
+            leaves = [Leaf(path, value.dtype, tuple(value.shape[1:])), _HAS]
+            with torch.inference_mode(mode=False):
+                columns = [
+                    torch.zeros((self._capacity, *leaf.shape), dtype=leaf.dtype, device=self._device) for leaf in leaves
+                ]
+            self.fields = {**self.fields, path: Table.adopt(Schema(None, leaves), columns)}
+        table = self.fields[path]
+        table.write_column(0, slots, value)
+        table.columns[1][slots] = True
 
     def get(self, slots: Tensor, *, sampled: bool = False) -> dict[Path, Tensor]:
         """Return the late fields of the rows at `slots`. Copy.
@@ -750,8 +691,8 @@ class LateFields:
             KeyMissingError: if some of the rows lack a field; names it and their number.
         """
         out: dict[Path, Tensor] = {}
-        for path, field in self.fields.items():
-            has = field.has[slots]
+        for path, table in self.fields.items():
+            values, has = table.columns[0], table.columns[1][slots]
             lacking = int((~has).sum())
             if lacking and (sampled or lacking < has.shape[0]):
                 msg = (
@@ -761,21 +702,19 @@ class LateFields:
                 )
                 raise KeyMissingError(msg)
             if not lacking and has.shape[0]:
-                out[path] = as_bits(field.values)[slots].view(field.values.dtype)
+                out[path] = as_bits(values)[slots].view(values.dtype)
         return out
 
     def view(self, span: slice, rows: int, *, sampled: bool = False) -> dict[Path, Tensor]:
         """Return views of the fields that all rows in a span of `[0, rows)` have; see `get`."""
         held = self.get(torch.arange(rows, device=self._device)[span], sampled=sampled) if self.fields else {}
-        return {path: self.fields[path].values[span] for path in held}
+        return {path: self.fields[path].columns[0][span] for path in held}
 
     def keep(self, slots: Tensor) -> None:
         """Move the rows at `slots` (int64 `[n]`) to the slots `[0, n)`, and remove all others."""
-        rows = slots.shape[0]
-        for field in self.fields.values():
-            for column in (as_bits(field.values), field.has):
-                column[:rows] = column[slots]
-            field.has[rows:] = False
+        for table in self.fields.values():
+            table.keep(slots)
+            table.columns[1][slots.shape[0] :] = False
 
     def clear(self) -> None:
         """Remove all late fields."""
@@ -783,22 +722,18 @@ class LateFields:
 
     def add_state(self, state: dict[str, Any], rows: int) -> None:
         """Add fields and masks to the columns of a state, and `late`: path and both names of each. Views."""
-        for i, (path, field) in enumerate(self.fields.items(), len(state["schema"]["leaves"])):
-            name = column_name(path, i)
-            state["late"].append([list(path), name, f"{name}.has"])
-            state["columns"] |= {name: field.values[:rows], f"{name}.has": field.has[:rows]}
+        for i, (path, table) in enumerate(self.fields.items(), len(state["schema"]["leaves"])):
+            names = column_name(path, i), f"{column_name(path, i)}.has"
+            state["late"].append([list(path), *names])
+            state["columns"] |= dict(zip(names, table.view(slice(rows)), strict=True))
 
-    def load(self, state: dict[str, Any], sources: Mapping[int, Any], seam: int) -> Callable[[], None]:  # noqa: ARG002
-        """Read what `add_state` added; return a function that replaces all fields by it."""
+    def load(self, state: dict[str, Any], sources: Mapping[int, Any]) -> None:  # noqa: ARG002
+        """Replace all fields by what `add_state` added."""
         columns, rows = state["columns"], slice(int(state["rows"]))
-        new = LateFields(self._capacity, self._device)
+        self.clear()
         for path, name, has in state["late"]:
-            new.put(tuple(path), rows, read_column(columns[name]))
-            field = new.fields[tuple(path)]
-            field.has[rows] = read_column(columns[has]).to(self._device)
-            for part in (field.values, field.has):
-                turn_rows(part[rows], seam)
-        return lambda: vars(self).update(fields=new.fields)
+            self.put(tuple(path), rows, read_column(columns[name]))
+            self.fields[tuple(path)].columns[1][rows] = read_column(columns[has]).to(self._device)
 
 
 def _check_new(path: Path, value: Any) -> None:
@@ -865,12 +800,6 @@ def check_ends(values: Tensor, ends: Tensor) -> Tensor:
     raise DamagedFileError(msg)
 
 
-def jagged(values: Tensor, lengths: Tensor) -> Tensor:
-    """Return values `[total, *F]` as a nested tensor `[n, j, *F]` of the layout `torch.jagged`. A view of them."""
-    offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
-    return torch.nested.nested_tensor_from_jagged(values, offsets)
-
-
 def saved_jagged(values: Tensor, lengths: Tensor) -> Tensor:
     """Return saved values as a nested tensor; see `jagged`.
 
@@ -879,19 +808,6 @@ def saved_jagged(values: Tensor, lengths: Tensor) -> Tensor:
     """
     check_ends(values, lengths.cumsum(0))
     return jagged(values, lengths)
-
-
-def take_parts(columns: dict[str, Any], name: str, rows: int, part: str) -> tuple[Any, Any]:
-    """Take the values and ends of a field out of the columns of a state.
-
-    Raises:
-        CheckpointError: if one of them is missing, or there is not one end for each row.
-    """
-    values, ends = columns.pop(f"{name}.{part}", None), columns.pop(f"{name}.ends", None)
-    if values is None or ends is None or tuple(ends.shape) != (rows,) or not len(values.shape):
-        msg = f"the checkpoint's column {name!r} of {part} is missing or does not fit its rows: it is damaged"
-        raise CheckpointError(msg)
-    return values, ends
 
 
 def check_column(name: str, source: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
@@ -947,11 +863,13 @@ def pack(row: Any, *, allow_pickle: bool) -> dict[str, Any]:
 def _pack_tree(row: Any, *, allow_pickle: bool) -> dict[str, Any]:
     schema = describe(row, 0, bare=True)
     flat = schema.flatten(row, (), 0)
-    packed = {"form": "tree", "schema": schema.to_json(), "leaves": flat.leaves}
-    if not schema.objects:
-        return packed
-    columns = [values.reshape(-1).tolist() for values in flat.objects]
-    return {**packed, "objects": [[pack(v, allow_pickle=allow_pickle) for v in values] for values in columns]}
+    objects = {"objects": pack_objects(flat.objects, allow_pickle=allow_pickle)} if schema.objects else {}
+    return {"form": "tree", "schema": schema.to_json(), "leaves": flat.leaves, **objects}
+
+
+def pack_objects(fields: Sequence[np.ndarray[Any, Any]], *, allow_pickle: bool) -> list[list[dict[str, Any]]]:
+    """Convert object arrays to lists of values that checkpoints can hold; see `pack`."""
+    return [[pack(value, allow_pickle=allow_pickle) for value in field.reshape(-1).tolist()] for field in fields]
 
 
 def unpack(saved: dict[str, Any], *, allow_pickle: bool) -> Any:
@@ -965,8 +883,7 @@ def unpack(saved: dict[str, Any], *, allow_pickle: bool) -> Any:
         return saved["value"]
     if form == "tree":
         schema, leaves = Schema.from_json(saved["schema"]), saved["leaves"]
-        columns = zip(schema.objects, saved.get("objects", []), strict=True)
-        objects = [object_array(values, leaf.shape, allow_pickle=allow_pickle) for leaf, values in columns]
+        objects = unpack_objects(saved.get("objects", []), schema, allow_pickle=allow_pickle)
         if len(leaves) != len(schema.leaves):
             msg = f"the checkpoint holds {len(leaves)} tensors for {len(schema.leaves)} fields"
             raise CheckpointError(msg)
@@ -985,17 +902,23 @@ def unpack(saved: dict[str, Any], *, allow_pickle: bool) -> Any:
     raise CheckpointError(msg)
 
 
-def object_array(packed: Sequence[Any], shape: tuple[int, ...], *, allow_pickle: bool) -> np.ndarray[Any, Any]:
-    """Return packed objects as an object array of a shape.
+def unpack_objects(
+    packed: Sequence[Sequence[Any]], schema: Schema, lead: tuple[int, ...] = (), *, allow_pickle: bool
+) -> list[np.ndarray[Any, Any]]:
+    """Return the result of `pack_objects` as object arrays `[*lead, *leaf.shape]` of the fields of a schema.
 
     Raises:
         CheckpointError: if there is another number of them, or they are pickled and that is not allowed.
     """
-    values = [unpack(value, allow_pickle=allow_pickle) for value in packed]
-    if len(values) != math.prod(shape):
-        msg = f"the checkpoint holds {len(values)} objects for {math.prod(shape)} places: it is damaged"
-        raise CheckpointError(msg)
-    return np.fromiter(values, dtype=object, count=len(values)).reshape(shape)
+    fields = []
+    for values, leaf in zip(packed, schema.objects, strict=True):
+        shape = (*lead, *leaf.shape)
+        if len(values) != math.prod(shape):
+            msg = f"the checkpoint holds {len(values)} objects for {math.prod(shape)} places: it is damaged"
+            raise CheckpointError(msg)
+        objects = (unpack(value, allow_pickle=allow_pickle) for value in values)
+        fields.append(np.fromiter(objects, dtype=object, count=len(values)).reshape(shape))
+    return fields
 
 
 def pack_column(name: str, values: Sequence[Any], *, allow_pickle: bool) -> tuple[str, Tensor, Tensor]:
@@ -1073,7 +996,7 @@ class ObjectColumn(StorageColumn):
     def __init__(self, *, allow_pickle: bool) -> None:
         self._allow_pickle = allow_pickle
 
-    def find(self, schema: Schema, taken: Mapping[int, Columns]) -> list[Sequence[int]]:  # noqa: ARG002
+    def find(self, schema: Schema, taken: Mapping[int, StorageColumn]) -> list[Sequence[int]]:  # noqa: ARG002
         """Return the positions of all fields of objects."""
         return [(len(schema.leaves) + number,) for number in range(len(schema.objects))]
 
@@ -1083,7 +1006,8 @@ class ObjectColumn(StorageColumn):
         Raises:
             StorageMemoryError: if there are not eight bytes of memory for each.
         """
-        HeapMemory(torch.device("cpu")).check(8 * self.capacity * math.prod(self.leaf.shape))
+        self.device = torch.device("cpu")
+        HeapMemory(self.device).check(8 * self.capacity * math.prod(self.leaf.shape))
         self._values: np.ndarray[Any, Any] = np.empty((self.capacity, *self.leaf.shape), dtype=object)
 
     @property
@@ -1095,44 +1019,29 @@ class ObjectColumn(StorageColumn):
         """Return the field of rows, `[rows, *shape]`, with copies of mutable objects."""
         return own_values(values).reshape((rows, *self._values.shape[1:]))
 
-    def write(self, placement: Placement, prepared: np.ndarray[Any, Any]) -> None:
-        """Write rows; of equal slots the last one wins."""
-        if isinstance(placement, Run):
-            for slot, row, count in placement.parts():
-                self._values[slot : slot + count] = prepared[row : row + count]
-        else:
-            self.set(placement.slots, prepared[placement.rows.cpu().numpy()])
-
     def set(self, slots: Tensor, values: Any) -> None:
         """Keep objects."""
-        self._values[slots.cpu().numpy()] = values
+        self._values[slots.numpy()] = values
 
     def get(self, slots: Tensor) -> Any:
         """Return the objects at slots."""
-        return self._values[slots.cpu().numpy()]
+        return self._values[slots.numpy()]
 
     def clear(self) -> None:
         """Remove all objects."""
         self._values.fill(None)
-
-    def keep(self, slots: Tensor) -> None:
-        """Move the objects at `slots` (int64 `[n]`) to the slots `[0, n)`, and remove all others."""
-        self._replace(self.get(slots))
-
-    def _replace(self, values: np.ndarray[Any, Any]) -> None:
-        self._values[: len(values)] = values
-        self._values[len(values) :] = None
 
     def add_state(self, state: dict[str, Any], rows: int) -> None:
         """Add a list of the objects of the first rows to a state by its name, not copied."""
         state.setdefault("objects", {})[self.name] = self._values[:rows].reshape(-1).tolist()
         state["allow_pickle"] = self._allow_pickle
 
-    def load(self, state: dict[str, Any], sources: Mapping[int, Any], seam: int) -> Callable[[], None]:  # noqa: ARG002
-        """Copy what `add_state` added, after `check_objects`; return a function that replaces all objects by it."""
-        values = state["objects"][self.name]
-        read = self.convert(np.fromiter(values, dtype=object, count=len(values)), int(state["rows"]))
-        return lambda: self._replace(np.roll(read, -seam, axis=0))
+    def load(self, state: dict[str, Any], sources: Mapping[int, Any]) -> None:  # noqa: ARG002
+        """Replace all objects by copies of what `add_state` added, after `check_objects`."""
+        values, rows = state["objects"][self.name], int(state["rows"])
+        read = self.convert(np.fromiter(values, dtype=object, count=len(values)), rows)
+        self.clear()
+        self.set(torch.arange(rows, device="cpu"), read)
 
 
 def object_name(leaf: ObjectLeaf, number: int) -> str:
@@ -1146,15 +1055,13 @@ def check_objects(schema: Schema, state: dict[str, Any]) -> dict[str, list[Any]]
     Raises:
         CheckpointError: naming a field that is missing, or has not one object for each row.
     """
-    saved, out, rows = state.get("objects") or {}, {}, int(state["rows"])
+    saved, out = state.get("objects") or {}, {}
     for number, leaf in enumerate(schema.objects):
-        name, count = object_name(leaf, number), rows * math.prod(leaf.shape)
-        values = saved.get(name)
-        if not isinstance(values, list) or len(values) != count:
-            got = f"{len(values)}" if isinstance(values, list) else "none"
-            msg = f"the checkpoint must hold {count} objects for {show_field(leaf.path)}, got {got}: damaged"
+        name, count = object_name(leaf, number), int(state["rows"]) * math.prod(leaf.shape)
+        out[name] = saved.get(name, [])
+        if not isinstance(out[name], list) or len(out[name]) != count:
+            msg = f"the checkpoint must hold {count} objects for {show_field(leaf.path)}, got others: it is damaged"
             raise CheckpointError(msg)
-        out[name] = values
     return out
 
 

@@ -11,15 +11,16 @@ import torch
 
 from ostinato._backend import backend
 from ostinato.core.counts import StoredRows, make_counts
-from ostinato.core.kinds import require_tensordict, show_path
+from ostinato.core.kinds import require_tensordict, show_field, show_path
 from ostinato.core.rows import Schema
 from ostinato.durable import ArrayRecord, read_array, write_array
 from ostinato.durable.manifest import read_manifest, write_manifest
 from ostinato.durable.progress import begin, finish
 from ostinato.errors import CheckpointError, DirectoryInUseError, KindError, OptionError, SchemaError, UsageError
 from ostinato.storages.base import check_capacity, check_device, check_ndim
+from ostinato.storages.checkpoint import get_rows, put_rows
 from ostinato.storages.coded import check_budget, coded_kinds, rows_that_stay
-from ostinato.storages.columns import choose, dense_positions, named_kinds, pack_column, unpack_column
+from ostinato.storages.columns import Saved, choose, dense_positions, named_kinds
 from ostinato.storages.memory import HeapMemory, MappedMemory, Memory
 from ostinato.storages.single_copy import next_kinds
 from ostinato.storages.table import Table, plan_layout
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from ostinato.durable.codecs import AnyCodec
     from ostinato.storages.base import Storage
     from ostinato.storages.coded import Evict
-    from ostinato.storages.columns import Columns, StorageColumn
+    from ostinato.storages.columns import StorageColumn
 
 __all__ = ["LazyMemmapStorage", "LazyTensorStorage"]
 
@@ -136,7 +137,7 @@ class LazyTensorStorage(TensorStorage):
         self._given: Memory | None = None
         self._at = make_counts(StoredRows)
 
-    def _set_kinds(self, kinds: Sequence[Columns]) -> None:
+    def _set_kinds(self, kinds: Sequence[StorageColumn]) -> None:
         """Give fields their kinds of column; `choose` asks them in this order, and some take only what is left."""
         self._kinds = kinds
         self.ring_only = any(kind.ring_only for kind in kinds)
@@ -279,9 +280,10 @@ def _mapped(schema: Schema, sources: Mapping[int, Any], capacity: int) -> Table:
     Raises:
         CheckpointError: if some are saved in a form that cannot be mapped.
     """
-    for source in sources.values():
-        if getattr(source, "how", ""):
-            msg = f"the checkpoint was saved with {source.how}, which cannot be mapped: load it with mmap=False"
+    for position, source in sources.items():
+        if isinstance(source, Saved):
+            how = f"{show_field(schema.leaves[position].path)} with single_copy or codec"
+            msg = f"the checkpoint holds the {how}, which cannot be mapped: load it with mmap=False"
             raise CheckpointError(msg)
     return Table.map(schema, sources, capacity)
 
@@ -301,6 +303,30 @@ def _end_direct_writes() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_end_direct_writes)
+
+
+class _Parts:
+    """What `flush` writes beside the mapped blocks: arrays in files of their own.
+
+    Args:
+        directory: of the files.
+        records: of the arrays that are there, by name.
+    """
+
+    def __init__(self, directory: Path, records: dict[str, ArrayRecord] | None = None) -> None:
+        self.records = {} if records is None else records
+        self.record = self.records.__getitem__
+        self._directory = directory
+
+    def add_array(self, name: str, tensor: Tensor, *, compare: bool) -> None:  # noqa: ARG002
+        """Write an array."""
+        file = f"block-part{len(self.records)}.bin"
+        (self._directory / file).unlink(missing_ok=True)
+        self.records[name] = write_array(self._directory, file, tensor)
+
+    def read(self, name: str) -> Tensor:
+        """Read an array."""
+        return read_array(self._directory, self.records[name])
 
 
 class LazyMemmapStorage(LazyTensorStorage):
@@ -472,7 +498,9 @@ class LazyMemmapStorage(LazyTensorStorage):
                 "empty" if self._table is None else "temporary; pass scratch_dir, or save with dumps()"
             )
             raise UsageError(msg)
-        state = self._write_parts(self._mapped.directory)
+        parts, table = _Parts(self._mapped.directory), self._table
+        dense = {table.schema.column_names[i] for i in table.kept}
+        state = put_rows(parts, {**self.state_dict(), "allow_pickle": False}, "", done=dense)
         begin(sum(self._mapped.sizes().values()))
         self._mapped.sync()
         finish()
@@ -480,9 +508,10 @@ class LazyMemmapStorage(LazyTensorStorage):
             self._mapped.directory,
             {
                 **state,
+                "columns": {name: record.to_json() for name, record in parts.records.items()},
                 "max_size": self.max_size,
-                "packed": self._table.dense.packed,
-                "kinds": self._kind_names(self._table.schema),
+                "packed": table.dense.packed,
+                "kinds": self._kind_names(table.schema),
                 "files": self._mapped.sizes(),
             },
             format_name=_FORMAT,
@@ -494,21 +523,6 @@ class LazyMemmapStorage(LazyTensorStorage):
         """Return the classes of the columns of the fields that are not dense."""
         chosen = choose(self._kinds, schema)
         return {schema.column_names[i]: type(kind).__name__ for kind, positions in chosen for i in positions}
-
-    def _write_parts(self, directory: Path) -> dict[str, Any]:
-        """Write what is not in the mapped blocks to files; return the state with the records of these files."""
-        state, table = self.state_dict(), self._require()
-        dense = {table.schema.column_names[i] for i in table.kept}
-        parts = {name: column for name, column in state["columns"].items() if name not in dense}
-        forms = {}
-        for name, values in state.get("objects", {}).items():
-            forms[name], *found = pack_column(name, values, allow_pickle=False)
-            parts |= zip((f"{name}.text", f"{name}.ends"), found, strict=True)
-        records = {}
-        for number, (name, column) in enumerate(parts.items()):
-            (directory / f"block-part{number}.bin").unlink(missing_ok=True)
-            records[name] = write_array(directory, f"block-part{number}.bin", column).to_json()
-        return {**state, "columns": records, "objects": forms}
 
     def _end_flush(self) -> None:
         """Remove the manifest of an earlier `flush` before rows change: a crash must not mix old with new rows."""
@@ -623,17 +637,12 @@ class LazyMemmapStorage(LazyTensorStorage):
             raise CheckpointError(msg)
         MappedMemory(directory, remove=False).must_exist(body["files"])
         super()._lay_out(schema, (body["lanes"],), self.device, packed=body["packed"])
-        table, rows = self._require(), int(body["rows"])
-        columns = {name: read_array(directory, ArrayRecord.from_json(node)) for name, node in body["columns"].items()}
-        objects = {}
-        for name, form in body["objects"].items():
-            text, ends = (columns.pop(f"{name}.{part}") for part in ("text", "ends"))
-            objects[name] = unpack_column(name, form, text, ends, allow_pickle=False)
-        placed = zip(table.kept, table.dense.view(slice(rows)), strict=True)
-        columns |= {schema.column_names[i]: column for i, column in placed}
-        _, state, sources = self.open_state({**body, "columns": columns, "objects": objects, "mapped": True})
-        table.load(state, sources)
-        self._at.rows, self._at.cursor = rows, body["cursor"]
+        table = self._require()
+        parts = _Parts(directory, {name: ArrayRecord.from_json(node) for name, node in body["columns"].items()})
+        state = get_rows(parts, body, self, "")
+        for position, column in zip(table.kept, table.dense.view(slice(body["rows"])), strict=True):
+            state["columns"][schema.column_names[position]] = column
+        self.load_state_dict(state)
         self._flushed = True
 
     def _lay_out(self, *args: Any, **options: Any) -> None:

@@ -15,12 +15,22 @@ from ostinato.core import kinds
 from ostinato.core.index import select
 from ostinato.core.options import check_choice, check_integer
 from ostinato.core.rows import Schema, describe, map_leaves
-from ostinato.durable.arrays import DTYPES, check_shape, dtype_name, raw_view, shape_nbytes
+from ostinato.durable.arrays import DTYPES, check_shape, dtype_name, host_view, raw_view, shape_nbytes
 from ostinato.durable.codecs import ZlibCodec, find_codec, map_in_threads
 from ostinato.errors import CheckpointError, KeyMissingError, KindError, OptionError, SchemaError, SlotError
 from ostinato.storages.base import Storage, check_capacity, check_device
 from ostinato.storages.checkpoint import readable, require_form
-from ostinato.storages.columns import counts_after, join_blobs, object_array, owned, pack, split_blobs, targets, unpack
+from ostinato.storages.columns import (
+    counts_after,
+    join_blobs,
+    owned,
+    pack,
+    pack_objects,
+    split_blobs,
+    targets,
+    unpack,
+    unpack_objects,
+)
 from ostinato.storages.table import read_column
 
 if TYPE_CHECKING:
@@ -515,8 +525,10 @@ class CompressedListStorage(ListStorage):
         Raises:
             KindError: for other objects, which are not compressed.
         """
-        if isinstance(data, (Tensor, np.ndarray)):
-            return bytes(raw_view(_as_host_tensor(data)))
+        if isinstance(data, np.ndarray):
+            data = torch.from_numpy(np.ascontiguousarray(data))
+        if isinstance(data, Tensor):
+            return bytes(host_view(data))
         if isinstance(data, (bytes, bytearray, memoryview)):
             return bytes(data)
         msg = f"to_bytestream takes a tensor, an array or bytes, got {type(data).__name__}"
@@ -576,7 +588,7 @@ class CompressedListStorage(ListStorage):
             msg = f"only dense tensors with data can be compressed, got {tensor.layout} on {tensor.device}: convert it"
             raise KindError(msg)
         tensor = tensor.detach()
-        blob = self.compression_fn(tensor) if self._own else self.codec.encode(raw_view(_as_host_tensor(tensor)))
+        blob = self.compression_fn(tensor) if self._own else self.codec.encode(host_view(tensor))
         return blob, tensor.dtype, tuple(tensor.shape)
 
     def _unpack(self, leaf: Any) -> Any:
@@ -593,7 +605,7 @@ class CompressedListStorage(ListStorage):
         return found[0].numpy() if leaf.array else found[0]
 
     def _compress(self, tensor: Tensor) -> Tensor:
-        return join_blobs([self.codec.encode(raw_view(_as_host_tensor(tensor)))])[0]
+        return join_blobs([self.codec.encode(host_view(tensor))])[0]
 
     def _decompress(self, blob: Any, metadata: dict[str, Any]) -> Tensor:
         tensor = torch.empty(metadata["shape"], dtype=metadata["dtype"], device="cpu")
@@ -635,8 +647,7 @@ class CompressedListStorage(ListStorage):
             blobs.extend(blob for blob, _, _ in leaf.parts)
             notes.append({"leaves": [[dtype_name(dtype), list(shape), leaf.array] for _, dtype, shape in leaf.parts]})
             if leaf.schema is not None:
-                columns = [values.reshape(-1).tolist() for values in leaf.objects]
-                objects = [[pack(value, allow_pickle=self.allow_pickle) for value in values] for values in columns]
+                objects = pack_objects(leaf.objects, allow_pickle=self.allow_pickle)
                 notes[-1] |= {"schema": leaf.schema.to_json(), "objects": objects}
             return None
 
@@ -660,8 +671,7 @@ class CompressedListStorage(ListStorage):
             if "schema" not in note:
                 return _Packed(parts, bool(note["leaves"][0][2]))
             schema = Schema.from_json(note["schema"])
-            columns = zip(note["objects"], schema.objects, strict=True)
-            objects = [object_array(x, leaf.shape, allow_pickle=self.allow_pickle) for x, leaf in columns]
+            objects = unpack_objects(note["objects"], schema, allow_pickle=self.allow_pickle)
             return _Packed(parts, schema=schema, objects=objects)
 
         return map_leaves(unpack(saved["row"], allow_pickle=self.allow_pickle), read)
@@ -710,8 +720,3 @@ def _plain_bytes(leaf: Any) -> int:
     if kinds.is_tensor_collection(leaf):
         return describe(leaf, 0, bare=True).nbytes
     return int(getattr(leaf, "nbytes", 0))
-
-
-def _as_host_tensor(data: Tensor | np.ndarray[Any, Any]) -> Tensor:
-    tensor = torch.from_numpy(np.ascontiguousarray(data)) if isinstance(data, np.ndarray) else data.detach()
-    return tensor.as_subclass(Tensor).cpu().resolve_conj().resolve_neg().contiguous()

@@ -107,8 +107,7 @@ class MappedMemory:
         Raises:
             StorageMemoryError: naming the bytes needed and the bytes free.
         """
-        parent = next(p for p in (self.directory, *self.directory.parents) if p.exists())
-        free = shutil.disk_usage(parent).free
+        free = files.free_bytes(self.directory)
         if nbytes > free:
             _raise_short(nbytes, free, f"on the disk of {self.directory}", "a smaller max_size, or another scratch_dir")
 

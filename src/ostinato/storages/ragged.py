@@ -13,15 +13,16 @@ from ostinato.core import kinds
 from ostinato.core.kinds import show_field, show_path
 from ostinato.core.options import check_choice
 from ostinato.core.rows import Flat, as_bits
+from ostinato.durable.arrays import jagged, offsets_of, values_of
 from ostinato.errors import CheckpointError, KeyMissingError, KindError, OptionError, SchemaError, SlotError
-from ostinato.storages.columns import StorageColumn, check_ends, jagged, saved_jagged, take_parts, targets, with_field
+from ostinato.storages.columns import StorageColumn, check_ends, with_field
 from ostinato.storages.lazy import LazyTensorStorage
-from ostinato.storages.table import last_of_each, read_column
+from ostinato.storages.table import read_column
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
 
-    from ostinato.core.records import Placement, Plan
+    from ostinato.core.records import Plan
     from ostinato.core.rows import Path, Schema
     from ostinato.durable.codecs import AnyCodec
 
@@ -36,17 +37,6 @@ _Values: TypeAlias = tuple[Tensor, Tensor]
 
 _CHUNK = 2**20
 """Elements that are moved at once when values are compacted."""
-
-
-def _offsets_of(nested: Tensor) -> Tensor:
-    """Return where the rows of a jagged tensor `[n, j, *F]` begin and end in its values, int64 `[n + 1]`."""
-    offsets: Tensor = nested.offsets()  # type: ignore[attr-defined]
-    return offsets
-
-
-def _lengths_of(nested: Tensor) -> Tensor:
-    """Return the lengths of the rows of a jagged tensor, int64 `[n]`."""
-    return torch.diff(_offsets_of(nested))
 
 
 class _Arena(NamedTuple):
@@ -106,27 +96,34 @@ class RaggedColumn(StorageColumn):
         self._arena = _Arena(values, spans)
         self._used = self._live = 0
 
-    def _values_at(self, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the values of slots (int64 `[n]`), `[total, *F]`, and their lengths `[n]`. Copy.
+    def set(self, slots: Tensor, values: Tensor) -> None:
+        """Keep the rows of a jagged nested tensor, one for each of `slots`, which are distinct."""
+        new, lengths = values_of(values)
+        total = new.shape[0]
+        self._reserve(total)
+        mine, spans = self._arena
+        lengths = lengths.to(spans.device)
+        as_bits(mine)[self._used : self._used + total] = as_bits(new).to(mine.device)
+        self._live += total - int(spans[slots, 1].sum())
+        spans[slots] = torch.stack((lengths.cumsum(0) - lengths + self._used, lengths), 1)
+        self._used += total
+
+    def get(self, slots: Tensor) -> Tensor:
+        """Return a jagged nested tensor of the rows at slots.
 
         Raises:
             IndexError: if a slot is out of range.
         """
         values, spans = self._arena
-        return _take(values, spans.index_select(0, slots))
-
-    def set(self, slots: Tensor, values: Tensor) -> None:
-        """Keep the rows of a jagged nested tensor."""
-        self._put(slots, values.values(), _lengths_of(values))
-
-    def get(self, slots: Tensor) -> Tensor:
-        """Return a jagged nested tensor of the rows at slots."""
-        return jagged(*self._values_at(slots))
+        return jagged(*_take(values, spans.index_select(0, slots)))
 
     def read(self, position: int, slots: Tensor, *, pin: bool = False) -> Tensor:  # noqa: ARG002
         """Return the rows at slots, their values page-locked if `pin`."""
-        values, lengths = self._values_at(slots)
-        return jagged(values.pin_memory() if pin else values, lengths)
+        found = self.get(slots)
+        if not pin:
+            return found
+        values, lengths = values_of(found)
+        return jagged(values.pin_memory(), lengths)
 
     def convert(self, values: Tensor, rows: int) -> Tensor:  # noqa: ARG002
         """Make room for the values of rows, so that `write` allocates nothing.
@@ -158,47 +155,19 @@ class RaggedColumn(StorageColumn):
             done += moved.shape[0]
         self._arena, self._used = _Arena(values, spans), done  # the old one is not changed: a reader may have it
 
-    def _put(self, slots: Tensor, values: Tensor, lengths: Tensor) -> None:
-        """Write values `[total, *F]`, `lengths` (int64 `[n]`) of them to each of `slots`, which are distinct."""
-        total = values.shape[0]
-        self._reserve(total)
-        mine, spans = self._arena
-        slots, lengths = slots.to(spans.device), lengths.to(spans.device)
-        as_bits(mine)[self._used : self._used + total] = as_bits(values).to(mine.device)
-        self._live += total - int(spans[slots, 1].sum())
-        spans[slots] = torch.stack((lengths.cumsum(0) - lengths + self._used, lengths), 1)
-        self._used += total
-
-    def write(self, placement: Placement, prepared: Tensor) -> None:
-        """Write rows of a jagged tensor to slots; of equal slots the last one wins."""
-        slots, rows = last_of_each(*targets(placement))
-        offsets, values = _offsets_of(prepared).to(rows.device), prepared.values()
-        if rows.shape[0] == offsets.shape[0] - 1 and torch.equal(rows, torch.arange(rows.shape[0], device=rows.device)):
-            self._put(slots, values, torch.diff(offsets))
-            return
-        starts = offsets[rows]
-        spans = torch.stack((starts, offsets[rows + 1] - starts), 1)
-        self._put(slots, *_take(values, spans.to(values.device)))
-
-    def _replace(self, values: Tensor, lengths: Tensor) -> None:
-        self.clear()
-        self._put(torch.arange(lengths.shape[0], device="cpu"), values, lengths)
-
-    def keep(self, slots: Tensor) -> None:
-        """Move the rows at `slots` (int64 `[n]`) to the slots `[0, n)`, and remove all others."""
-        self._replace(*self._values_at(slots))
+    def _pick(self, prepared: Tensor, rows: slice | Tensor) -> Tensor:
+        if isinstance(rows, slice) and not rows.start:
+            return prepared
+        offsets = offsets_of(prepared)
+        at = torch.arange(offsets.shape[0] - 1, device=offsets.device)
+        at = at[rows.to(at.device) if isinstance(rows, Tensor) else rows]
+        return jagged(*_take(prepared.values(), torch.stack((offsets[at], offsets[at + 1] - offsets[at]), 1)))
 
     def add_state(self, state: dict[str, Any], rows: int) -> None:
         """Add values and ends to the columns of a state, and the name of the field to its `ragged`. Copies."""
         state.setdefault("ragged", []).append(self.name)
-        values, lengths = self._values_at(torch.arange(rows, device=self.device))
+        values, lengths = values_of(self.get(torch.arange(rows, device=self.device)))
         state["columns"] |= {f"{self.name}.values": values, f"{self.name}.ends": lengths.cumsum(0)}
-
-    def load(self, state: dict[str, Any], sources: Mapping[int, Any], seam: int) -> Callable[[], None]:  # noqa: ARG002
-        """Read what `add_state` added; return a function that replaces all rows by it."""
-        values, lengths = sources[self.position].parts()
-        cut = int(lengths[:seam].sum())
-        return lambda: self._replace(torch.cat((values[cut:], values[:cut])), torch.roll(lengths, -seam))
 
 
 @final
@@ -209,14 +178,14 @@ class SavedRagged:
         self._values, self._ends = values, ends
         self.dtype, self.shape = values.dtype, (int(ends.shape[0]), *values.shape[1:])
 
-    def parts(self) -> tuple[Tensor, Tensor]:
-        """Return values and lengths.
+    def read(self) -> Tensor:
+        """Return all rows as a jagged tensor.
 
         Raises:
             DamagedFileError: if the ends do not ascend from 0 to the number of values.
         """
         values = read_column(self._values)
-        return values, check_ends(values, read_column(self._ends))
+        return jagged(values, check_ends(values, read_column(self._ends)))
 
 
 @final
@@ -374,7 +343,7 @@ class RaggedTensorStorage(LazyTensorStorage):
             return self._join([self._row(value, path)], path)
         if isinstance(value, Tensor) and value.is_nested:
             if value.layout is torch.jagged and value.lengths() is None:  # type: ignore[attr-defined]
-                return value.values().detach(), _lengths_of(value)
+                return values_of(value)
             value = list(value.unbind(0))
         if isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.dtype == object):
             return self._join([self._row(row, path) for row in value], path)
@@ -506,16 +475,6 @@ class RaggedTensorStorage(LazyTensorStorage):
         one = isinstance(found, Tensor) and found.is_nested and self.layout != "nested"
         return list(_rows_of(found)) if one else found
 
-    def show_payload(self, payload: Flat) -> dict[str, Any]:
-        """Return gathered rows as plain values and tensors; ragged leaves are values and lengths."""
-        shown = super().show_payload(payload)
-        return {**shown, "leaves": [[x.values(), _lengths_of(x)] if x.is_nested else x for x in shown["leaves"]]}
-
-    def read_payload(self, saved: Any, schema: Schema | None, rows: int) -> Flat:
-        """Return what `show_payload` returned, by copy."""
-        leaves = [saved_jagged(*x) if isinstance(x, list) else x for x in saved["leaves"]]
-        return super().read_payload({**saved, "leaves": leaves}, schema, rows)
-
     # -- state ---------------------------------------------------------------------------------------------------------
 
     def checked_hook(self, hook: Callable[..., Any]) -> NoReturn:
@@ -528,9 +487,8 @@ class RaggedTensorStorage(LazyTensorStorage):
         if sorted(state["ragged"]) != names:
             msg = f"the checkpoint has the ragged columns {sorted(state['ragged'])}, the storage {names}"
             raise CheckpointError(msg)
-        found: dict[str, Any] = {}
-        for name in names:
-            found[name] = SavedRagged(*take_parts(state["columns"], name, int(state["rows"]), "values"))
+        columns = state["columns"]
+        found = {name: SavedRagged(columns[f"{name}.values"], columns[f"{name}.ends"]) for name in names}
         return super()._find_sources(state, schema) | found
 
 
@@ -549,7 +507,7 @@ def _put(data: dict[Any, Any], path: Path, value: Any) -> None:
 
 def _padded(nested: Tensor) -> tuple[Tensor, Tensor]:
     """Return a jagged tensor `[n, j, *F]` padded with 0, `[n, longest, *F]`, and the mask of its values."""
-    values, lengths = nested.values(), _lengths_of(nested)
+    values, lengths = values_of(nested)
     longest = int(lengths.max()) if lengths.shape[0] else 0
     mask = torch.arange(longest, device=values.device) < lengths[:, None]
     out = torch.zeros((*mask.shape, *values.shape[1:]), dtype=values.dtype, device=values.device)
@@ -562,13 +520,14 @@ def _share_offsets(leaves: list[Tensor]) -> None:
     known: list[Tensor] = []
     for i, leaf in enumerate(leaves):
         if leaf.is_nested:
-            offsets = next((x for x in known if torch.equal(x, _offsets_of(leaf))), None)
+            offsets = next((x for x in known if torch.equal(x, offsets_of(leaf))), None)
             if offsets is None:
-                known.append(_offsets_of(leaf))
+                known.append(offsets_of(leaf))
             else:
                 leaves[i] = torch.nested.nested_tensor_from_jagged(leaf.values(), offsets)
 
 
 def _rows_of(nested: Tensor) -> tuple[Tensor, ...]:
     """Return the rows of a jagged tensor. Views."""
-    return torch.split(nested.values(), _lengths_of(nested).tolist())
+    values, lengths = values_of(nested)
+    return torch.split(values, lengths.tolist())

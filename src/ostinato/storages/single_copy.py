@@ -19,7 +19,7 @@ from ostinato.core.kinds import show_field, show_path
 from ostinato.core.records import Run
 from ostinato.core.rows import as_bits, same_rows, turn_rows
 from ostinato.errors import CheckpointError, OptionError, SchemaError
-from ostinato.storages.columns import Columns, Saved, check_column, targets
+from ostinato.storages.columns import Saved, StorageColumn, check_column, targets
 from ostinato.storages.memory import HeapMemory
 from ostinato.storages.table import Room, copy_column, last_of_each, read_column, row_stride
 
@@ -62,7 +62,7 @@ def next_kinds(single_copy: object) -> list[NextColumns]:
     return [NextColumns(paths)]
 
 
-def find_pairs(schema: Schema, naming: Mapping[Path, Path] | None, taken: Mapping[int, Columns]) -> Pairs:
+def find_pairs(schema: Schema, naming: Mapping[Path, Path] | None, taken: Mapping[int, StorageColumn]) -> Pairs:
     """Find the pairs of fields in a schema, in its order.
 
     Args:
@@ -435,7 +435,7 @@ def _on_host(flat: Flat, pairs: Pairs) -> Flat:
 
 
 @final
-class NextColumns(Columns):
+class NextColumns(StorageColumn):
     """The next observations of the rows of a storage: derived from observations of any kind.
 
     Args:
@@ -443,13 +443,14 @@ class NextColumns(Columns):
     """
 
     option = "single_copy"
+    shareable = False
     ring_only = derived = True
     align = 1
 
     def __init__(self, naming: Mapping[Path, Path] | None) -> None:
         self._naming = naming
 
-    def find(self, schema: Schema, taken: Mapping[int, Columns]) -> list[Sequence[int]]:
+    def find(self, schema: Schema, taken: Mapping[int, StorageColumn]) -> list[Sequence[int]]:
         """Return the positions of the next fields; see `find_pairs`."""
         self._pairs = find_pairs(schema, self._naming, taken)
         return [[position for position, _ in self._pairs]]
@@ -471,6 +472,11 @@ class NextColumns(Columns):
             self._extra = NativeExtraRows(fields.dense, places, self._num_envs, fields.memory)
         else:
             self._extra = TorchExtraRows(self._leaves, self._readers, self._capacity, self._num_envs, self._device)
+        self.allocate()
+
+    def allocate(self) -> None:
+        """Begin without rows."""
+        self.clear()
 
     @property
     def nbytes(self) -> int:
@@ -484,7 +490,7 @@ class NextColumns(Columns):
         slots = slots.to(self._device, torch.int64).contiguous()
         return self._extra.read([self.positions.index(position)], slots, pin=pin)[0]
 
-    def _nexts(self, slots: Tensor) -> list[Tensor]:
+    def get(self, slots: Tensor) -> Any:
         """Copy the next observations of rows, `[n, *shape]` for each pair, of slots on the CPU or the device."""
         return self._extra.read(self._all, slots.to(self._device))
 
@@ -512,7 +518,7 @@ class NextColumns(Columns):
             at = [flat.leaves[pair[side]] for pair in self._pairs]
             leaves = [x.reshape(-1, *leaf.shape) for x, leaf in zip(at, self._leaves, strict=True)]
             chosen.append([as_bits(x)[rows[order].to(x.device)].view(x.dtype).to(self._device) for x in leaves])
-        nexts = list(map(torch.cat, zip(self._nexts(before), chosen[0], strict=True)))
+        nexts = list(map(torch.cat, zip(self.get(before), chosen[0], strict=True)))
         slots = torch.cat((before, here))
         agree = self._agrees(slots, nexts, here, chosen[1])
         self._extra.reserve(int((~agree & (self._extra.apart[slots] < 0)).sum()))
@@ -551,29 +557,12 @@ class NextColumns(Columns):
         )
         warnings.warn(msg, UserWarning, stacklevel=2)
 
-    def begin_field(self, position: int, slots: Tensor) -> None:
-        """Before observations change: copy the next observations that they are to extra rows."""
-        if position in self._mates:
-            before = (slots.cpu() - self._num_envs) % self._capacity
-            before = before[self._extra.apart[before] == FOLLOWS]
-            self._extra.reserve(before.shape[0])
-            self._extra.put(before, self._nexts(before))
-
-    def write_field(self, position: int, slots: Tensor, value: Tensor) -> None:
-        """Write one field of next observations, `[n, *leaf.shape]`, at distinct slots.
-
-        Raises:
-            StorageMemoryError: if there is no memory for extra rows; nothing has changed.
-        """
-        nexts = self._nexts(slots)
-        nexts[self.positions.index(position)] = value.to(self._device)
-        self._link(slots.cpu(), nexts)
-
-    def _link(self, slots: Tensor, nexts: Sequence[Tensor]) -> None:
-        """Set the next observations of rows (int64 `[n]`, on the CPU, distinct), `[n, *shape]` for each pair."""
-        agree = self._agrees(slots, nexts, slots[:0], [x[:0] for x in nexts])
+    def set(self, slots: Tensor, values: Any) -> None:
+        """Set the next observations of rows (int64 `[n]`, distinct), `[n, *shape]` for each pair."""
+        slots = slots.cpu()
+        agree = self._agrees(slots, values, slots[:0], [x[:0] for x in values])
         self._extra.reserve(int((~agree & (self._extra.apart[slots] < 0)).sum()))
-        self._relink(slots, nexts, agree)
+        self._relink(slots, values, agree)
 
     def _agrees(self, slots: Tensor, nexts: Sequence[Tensor], here: Tensor, obs: Sequence[Tensor]) -> Tensor:
         """Return bool `[n]` on the CPU: whether next observations equal the observations that will follow them.
@@ -614,8 +603,11 @@ class NextColumns(Columns):
         self._begin(torch.zeros(0, dtype=torch.bool, device="cpu"), [])
 
     def keep(self, slots: Tensor) -> None:
-        """Give the rows at `slots` (int64 `[n]`), which move to the slots `[0, n)`, extra rows; remove all others."""
-        self._begin(torch.ones(slots.shape[0], dtype=torch.bool, device="cpu"), self._nexts(slots))
+        """Move rows; those that another one follows now get extra rows. See `StorageColumn.keep`."""
+        slots = slots.cpu()
+        after = torch.cat((slots[self._num_envs :], torch.full_like(slots[: self._num_envs], EMPTY)))
+        apart = (self._extra.apart[slots] != FOLLOWS) | (after != (slots + self._num_envs) % self._capacity)
+        self._begin(apart, self.get(slots[apart]))
 
     def _begin(self, apart: Tensor, nexts: Sequence[Tensor]) -> None:
         """Set the next observations of the first rows, and remove all others.
@@ -633,38 +625,28 @@ class NextColumns(Columns):
     def add_state(self, state: dict[str, Any], rows: int) -> None:
         """Add to a state which rows have an extra row, copies of these in order, and `single_copy`: the pairs."""
         apart = self._extra.apart[:rows] >= 0
-        nexts = self._nexts(torch.nonzero(apart).view(-1))
+        nexts = self.get(torch.nonzero(apart).view(-1))
         state["single_copy"] = [list(pair) for pair in self._pairs]
         state["columns"]["apart"] = apart
         state["columns"] |= {f"{name}.apart": value for name, value in zip(self._names, nexts, strict=True)}
 
-    def load(self, state: dict[str, Any], sources: Mapping[int, Any], seam: int) -> Callable[[], None]:
-        """Read saved next observations, those that were stored once as they are; see `Columns.load`."""
-        rows, capacity = int(state["rows"]), int(state["capacity"])
-        read = [sources[i] for i in self.positions]
+    def load(self, state: dict[str, Any], sources: Mapping[int, Any]) -> None:
+        """Keep saved next observations, those that were stored once as they are; see `StorageColumn.load`."""
+        rows, read = int(state["rows"]), [sources[i] for i in self.positions]
+        slots = torch.arange(rows, device="cpu")
         if not all(isinstance(x, SavedNext) and x.mate == mate for x, mate in zip(read, self._mates, strict=True)):
-            saved = [read_column(x).to(self._device) for x in read]
-            nexts = [as_bits(x).roll(-seam, 0).view(x.dtype) for x in saved]
-
-            def link() -> None:
-                self._begin(torch.zeros(rows, dtype=torch.bool, device="cpu"), [x[:0] for x in nexts])
-                self._link(torch.arange(rows, device="cpu"), nexts)
-
-            return link
-        parts = [source.parts(seam) for source in read]
-        apart, ends = parts[0][0], torch.arange(max(0, rows - self._num_envs), rows, device="cpu")
-        # a full ring of another capacity closes elsewhere now: its last rows get extra rows
-        ends = ends[~apart[ends]] if rows == capacity != self._capacity else ends[:0]
-        self._extra.reserve(int(apart.sum()) + ends.shape[0])
-
-        def finish() -> None:
-            self._begin(apart, [nexts for _, nexts in parts])
-            at = ((ends + self._num_envs) % max(rows, 1)).to(self._device)
-            self._extra.reserve(ends.shape[0])
+            nexts = [read_column(x).to(self._device) for x in read]
+            self._begin(torch.zeros(rows, dtype=torch.bool, device="cpu"), [x[:0] for x in nexts])
+            self.set(slots, nexts)
+            return
+        apart = read[0].apart
+        self._begin(apart, [read_column(source.nexts) for source in read])
+        if rows == state["capacity"] != self._capacity:  # it closes elsewhere now: its last rows get extra rows
+            ends = slots[max(0, rows - self._num_envs) :]
+            ends = ends[~apart[ends]]
+            at = ((ends + self._num_envs) % rows).to(self._device)
             pairs = zip(self._readers, self._leaves, strict=True)
-            self._extra.put(ends, [read(at).view(leaf.dtype) for read, leaf in pairs])
-
-        return finish
+            self.set(ends, [read(at).view(leaf.dtype) for read, leaf in pairs])
 
 
 @final
@@ -680,23 +662,17 @@ class SavedNext(Saved):
         num_envs: rows of a step.
     """
 
-    def __init__(self, leaf: Leaf, mate: int, obs: Any, apart: Tensor, nexts: Any, *, num_envs: int, how: str) -> None:
-        self._obs, self._apart, self._nexts, self._num_envs = obs, apart, nexts, num_envs
-        self.mate = mate
-        self.how = how
+    def __init__(self, leaf: Leaf, mate: int, obs: Any, apart: Tensor, nexts: Any, *, num_envs: int) -> None:
+        self._obs, self._num_envs = obs, num_envs
+        self.apart, self.nexts, self.mate = apart, nexts, mate
         self.dtype, self.shape = leaf.dtype, (apart.shape[0], *leaf.shape)
-
-    def parts(self, seam: int) -> tuple[Tensor, Tensor]:
-        """Return which rows have a next observation of their own, and these; row `seam` comes first."""
-        nexts, cut = read_column(self._nexts), int(self._apart[:seam].sum())
-        return torch.roll(self._apart, -seam), torch.cat((nexts[cut:], nexts[:cut]))
 
     def read_into(self, dest: Tensor) -> None:
         """Read all rows into a tensor."""
         copy_column(self._obs, dest)
         turn_rows(dest, self._num_envs % max(1, dest.shape[0]))
-        at = torch.nonzero(self._apart).view(-1).to(dest.device)
-        as_bits(dest)[at] = as_bits(read_column(self._nexts)).to(dest.device)
+        at = torch.nonzero(self.apart).view(-1).to(dest.device)
+        as_bits(dest)[at] = as_bits(read_column(self.nexts)).to(dest.device)
 
 
 def find_nexts(state: dict[str, Any], schema: Schema, sources: Mapping[str, Any]) -> dict[str, SavedNext]:
@@ -725,10 +701,8 @@ def find_nexts(state: dict[str, Any], schema: Schema, sources: Mapping[str, Any]
     for position, mate in pairs:
         leaf, name = schema.leaves[position], f"{names[position]}.apart"
         check_column(name, columns.get(name), leaf.dtype, (int(apart.sum()), *leaf.shape))
-        shown = [".".join(map(str, schema.leaves[i].path)) for i in (position, mate)]
-        how = f"single_copy, it stores {shown[0]} (as {shown[1]} of the next row) once"
         parts = sources.get(names[mate]), apart, columns.pop(name)
-        found[names[position]] = SavedNext(leaf, mate, *parts, num_envs=num_envs, how=how)
+        found[names[position]] = SavedNext(leaf, mate, *parts, num_envs=num_envs)
     return found
 
 
@@ -738,18 +712,11 @@ def _read_pairs(state: dict[str, Any], schema: Schema) -> Pairs:
     Raises:
         CheckpointError: if the schema has no such pairs.
     """
-    saved = state.get("single_copy")
-    if not saved:
-        return ()
-    leaves = schema.leaves
-    try:
-        pairs = tuple((int(position), int(mate)) for position, mate in saved)
-        flat = [position for pair in pairs for position in pair]
-        good = len(set(flat)) == len(flat) and all(0 <= position < len(leaves) for position in flat)
-        good = good and all(leaves[i][1:] == leaves[j][1:] and leaves[i].nbytes > 0 for i, j in pairs)
-    except (TypeError, ValueError):
-        good = False
-    if not good:
+    leaves, saved = schema.leaves, state.get("single_copy") or ()
+    pairs = tuple((int(position), int(mate)) for position, mate in saved)
+    flat = [position for pair in pairs for position in pair]
+    good = len(set(flat)) == len(flat) and all(0 <= position < len(leaves) for position in flat)
+    if not good or any(leaves[i][1:] != leaves[j][1:] or not leaves[i].nbytes for i, j in pairs):
         msg = f"the checkpoint pairs the fields {saved} of {schema} as single copies: it is damaged"
         raise CheckpointError(msg)
     return pairs

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
@@ -14,7 +13,7 @@ from torch.compiler import is_dynamo_compiling
 from ostinato._backend import backend
 from ostinato.core.records import Request, Run
 from ostinato.core.rows import Schema, as_bits, as_ordinary, turn_rows
-from ostinato.durable.arrays import copy_elements
+from ostinato.durable.arrays import copy_elements, packed_column
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -137,59 +136,24 @@ class Table:
 
     Args:
         schema: of a row.
+        columns: of the leaves.
         capacity: rows.
-        layout: which leaves share a block.
+        layout: which leaves share a block; none for memory of others.
         blocks: uint8 `[stride * capacity]` for each block of the layout.
         names: names of the leaves in a checkpoint; None takes those of the schema.
     """
 
     def __init__(
-        self, schema: Schema, capacity: int, layout: list[Block], blocks: list[Tensor], names: list[str] | None = None
+        self,
+        schema: Schema,
+        columns: list[Tensor],
+        capacity: int,
+        layout: Sequence[Block] = (),
+        blocks: Sequence[Tensor] = (),
+        names: list[str] | None = None,
     ) -> None:
-        columns: list[Tensor | None] = [None] * len(schema.leaves)
-        with torch.inference_mode(mode=False):
-            for block, raw in zip(layout, blocks, strict=True):
-                for position, offset in block.members:
-                    columns[position] = _column(raw, schema.leaves[position], capacity, block.stride, offset)
-        self.layout = layout
-        self.blocks = blocks
-        self._begin(schema, [column for column in columns if column is not None], capacity, names)
-
-    @classmethod
-    def allocate(cls, schema: Schema, kept: Sequence[int], capacity: int, memory: Memory, layout: list[Block]) -> Table:
-        """Create a table of some leaves of a schema in new memory, or in the files that a mapped memory already has.
-
-        Raises:
-            StorageMemoryError: if there is too little memory.
-        """
-        memory.check(sum(block.stride for block in layout) * capacity)
-        blocks = [memory.block(f"block{i}.bin", block.stride * capacity) for i, block in enumerate(layout)]
-        if list(kept) == list(range(len(schema.leaves))):
-            return cls(schema, capacity, layout, blocks)
-        names = [schema.column_names[i] for i in kept]
-        return cls(Schema(None, [schema.leaves[i] for i in kept]), capacity, layout, blocks, names)
-
-    @classmethod
-    def adopt(cls, schema: Schema, columns: list[Tensor]) -> Table:
-        """Create a table of existing tensors `[rows, *leaf.shape]`. No copy."""
-        table = cls.__new__(cls)
-        table.layout, table.blocks = [], []
-        table._begin(schema, [as_ordinary(x) for x in columns], columns[0].shape[0], None)  # noqa: SLF001 (its own)
-        return table
-
-    @classmethod
-    def map(cls, schema: Schema, columns: Mapping[int, Any], capacity: int) -> Table:
-        """Create a table in the files of saved columns, mapped into memory, with their layout."""
-        arrays: dict[str, tuple[Any, list[tuple[int, int]]]] = {}
-        for i, source in columns.items():
-            arrays.setdefault(source.rows, (source, []))[1].append((i, source.offset))
-        layout = [Block(source.row_bytes, tuple(members)) for source, members in arrays.values()]
-        return cls(schema, capacity, layout, [source.map_rows(capacity) for source, _ in arrays.values()])
-
-    def _begin(self, schema: Schema, columns: list[Tensor], capacity: int, names: list[str] | None) -> None:
-        self.schema = schema
-        self.capacity = capacity
-        self.columns = columns
+        self.schema, self.columns, self.capacity = schema, columns, capacity
+        self.layout, self.blocks = layout, blocks
         self.device = columns[0].device if columns else torch.device("cpu")
         self._names = schema.column_names if names is None else names
         self._bits = [as_bits(column) for column in columns]
@@ -202,10 +166,51 @@ class Table:
         self._ranges = [_address_range(part) for part in (self.blocks or columns)]
         self._arrays: list[RowArray] | None = None
 
+    @classmethod
+    def adopt(cls, schema: Schema, columns: list[Tensor]) -> Table:
+        """Create a table of existing tensors `[rows, *leaf.shape]`. No copy."""
+        return cls(schema, [as_ordinary(x) for x in columns], columns[0].shape[0])
+
+    @classmethod
+    def of_blocks(
+        cls, schema: Schema, capacity: int, layout: list[Block], blocks: list[Tensor], names: list[str] | None = None
+    ) -> Table:
+        """Create a table of blocks of memory, uint8 `[stride * capacity]` each. No copy."""
+        columns = dict[int, Tensor]()
+        with torch.inference_mode(mode=False):
+            for block, raw in zip(layout, blocks, strict=True):
+                for i, offset in block.members:
+                    leaf = schema.leaves[i]
+                    columns[i] = packed_column(raw, leaf.dtype, leaf.shape, capacity, block.stride, offset)
+        return cls(schema, [columns[i] for i in range(len(columns))], capacity, layout, blocks, names)
+
+    @classmethod
+    def allocate(cls, schema: Schema, kept: Sequence[int], capacity: int, memory: Memory, layout: list[Block]) -> Table:
+        """Create a table of some leaves of a schema in new memory, or in the files that a mapped memory already has.
+
+        Raises:
+            StorageMemoryError: if there is too little memory.
+        """
+        memory.check(sum(block.stride for block in layout) * capacity)
+        blocks = [memory.block(f"block{i}.bin", block.stride * capacity) for i, block in enumerate(layout)]
+        names = [schema.column_names[i] for i in kept]
+        if list(kept) != list(range(len(schema.leaves))):
+            schema = Schema(None, [schema.leaves[i] for i in kept])
+        return cls.of_blocks(schema, capacity, layout, blocks, names)
+
+    @classmethod
+    def map(cls, schema: Schema, columns: Mapping[int, Any], capacity: int) -> Table:
+        """Create a table in the files of saved columns, mapped into memory, with their layout."""
+        arrays: dict[str, tuple[Any, list[tuple[int, int]]]] = {}
+        for i, source in columns.items():
+            arrays.setdefault(source.rows, (source, []))[1].append((i, source.offset))
+        layout = [Block(source.row_bytes, tuple(members)) for source, members in arrays.values()]
+        return cls.of_blocks(schema, capacity, layout, [source.map_rows(capacity) for source, _ in arrays.values()])
+
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         """Pickle blocks, not columns, each of which would bring its whole block; addresses are registered again."""
         if self.blocks:
-            return Table, (self.schema, self.capacity, self.layout, self.blocks, self._names)
+            return Table.of_blocks, (self.schema, self.capacity, self.layout, self.blocks, self._names)
         return Table.adopt, (self.schema, self.columns)
 
     @property
@@ -314,7 +319,7 @@ class Table:
                 picked = as_bits(source).reshape((-1, *leaf.shape) if leaf.nbytes else (placement.total, *leaf.shape))
                 bits[slots] = picked[rows.to(picked.device)].to(bits.device)
 
-    def write_column(self, position: int, slots: Tensor, value: Tensor) -> None:
+    def write_column(self, position: int, slots: Tensor | slice, value: Tensor) -> None:
         """Write one field, `[n, *leaf.shape]`, at distinct slots."""
         self._bits[position][slots] = as_bits(self.clear_of(value)).to(self.device)
 
@@ -346,15 +351,14 @@ class Table:
         """Return the memory of the rows: packed rows, then single fields. Views."""
         if self._arrays is None:
             leaves, names = self.schema.leaves, self._names
-            shared = [pair for pair in zip(self.layout, self.blocks, strict=True) if len(pair[0].members) > 1]
-            self._arrays = []
-            for number, (block, raw) in enumerate(shared):
-                members = [Member(names[i], offset, leaves[i].dtype, leaves[i].shape) for i, offset in block.members]
-                last, end = max(block.members, key=itemgetter(1))
-                used = end + leaves[last].nbytes
-                rows = raw.view(self.capacity, block.stride)
-                self._arrays.append(RowArray(f"rows.{number}", rows, tuple(members), used))
-            inside = {position for block, _ in shared for position, _ in block.members}
+            self._arrays, inside = [], set[int]()
+            for block, raw in zip(self.layout, self.blocks, strict=True):
+                if len(block.members) > 1:
+                    members = [Member(names[i], at, leaves[i].dtype, leaves[i].shape) for i, at in block.members]
+                    used = max([at + leaves[i].nbytes for i, at in block.members])
+                    rows, name = raw.view(self.capacity, block.stride), f"rows.{len(self._arrays)}"
+                    self._arrays.append(RowArray(name, rows, tuple(members), used))
+                    inside.update(dict(block.members))
             single = [i for i in range(len(leaves)) if i not in inside]
             self._arrays += [RowArray(names[i], self.columns[i]) for i in single]
         return self._arrays
@@ -442,19 +446,6 @@ def _address_range(column: Tensor) -> tuple[int, int]:
     """Return the addresses that the memory of a column spans, including the gaps of a packed row."""
     start = column.data_ptr()
     return start, start + (max(column.shape[0] * column.stride(0), 1) * column.itemsize if column.numel() else 0)
-
-
-def _column(raw: Tensor, leaf: Leaf, capacity: int, stride: int, offset: int) -> Tensor:
-    """Return a field in a block of memory as a view."""
-    if 0 in leaf.shape:
-        return torch.empty((capacity, *leaf.shape), dtype=leaf.dtype, device=raw.device)
-    item = leaf.dtype.itemsize
-    inner: list[int] = []
-    step = 1
-    for size in reversed(leaf.shape):
-        inner.insert(0, step)
-        step *= size
-    return raw.view(leaf.dtype).as_strided((capacity, *leaf.shape), (stride // item, *inner), offset // item)
 
 
 def _copy_run(column: Tensor, source: Tensor, run: Run, num_envs: int, row_dims: int) -> None:

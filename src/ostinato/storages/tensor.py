@@ -15,21 +15,23 @@ from ostinato.core.counts import StoredRows, make_counts
 from ostinato.core.index import apply_index, is_field, plain_index, select
 from ostinato.core.records import Picks, Request, Run
 from ostinato.core.rows import Flat, Schema, describe
+from ostinato.durable.arrays import values_of
 from ostinato.errors import CapacityError, CheckpointError, KindError, OptionError, SchemaError, StackError, UsageError
 from ostinato.storages.base import Storage, check_capacity, check_device, check_hook, check_ndim
-from ostinato.storages.checkpoint import require_form
+from ostinato.storages.checkpoint import UNREADABLE, raise_unreadable, require_form
 from ostinato.storages.coded import find_coded
 from ostinato.storages.columns import (
-    Columns,
     Fields,
     ObjectColumn,
+    StorageColumn,
     check_column,
     check_objects,
     choose,
     counts_after,
-    object_array,
     own_values,
-    pack,
+    pack_objects,
+    saved_jagged,
+    unpack_objects,
 )
 from ostinato.storages.memory import HeapMemory, show_bytes
 from ostinato.storages.single_copy import find_nexts
@@ -99,7 +101,7 @@ class TensorStorage(Storage):
     """The requested capacity."""
     num_envs: int = 1
     """Number of environments: the second batch dimension with `ndim=2`, else 1."""
-    _kinds: Sequence[Columns] = ()
+    _kinds: Sequence[StorageColumn] = ()
     """Kinds of column that options give fields, before there are rows."""
     _table: Fields | None = None
     _flushed: bool = False
@@ -204,7 +206,7 @@ class TensorStorage(Storage):
         rows = self._at.rows
         columns = table.dense.columns if table.views else table.view(slice(rows), rows).leaves
         found = {leaf.path: column for leaf, column in zip(table.schema.leaves, columns, strict=True)}
-        return found | {path: field.values for path, field in table.late.fields.items()}
+        return found | {path: late.columns[0] for path, late in table.late.fields.items()}
 
     @property
     def nbytes(self) -> int:
@@ -438,14 +440,15 @@ class TensorStorage(Storage):
         return data
 
     def show_payload(self, payload: Flat) -> dict[str, Any]:
-        """Return gathered rows as plain values and tensors; nothing is copied.
+        """Return gathered rows as plain values and tensors; ragged leaves are values and lengths. Nothing is copied.
 
         Raises:
             CheckpointError: if a field holds Python objects that a checkpoint cannot hold.
         """
-        objects = [[pack(value, allow_pickle=False) for value in x.reshape(-1).tolist()] for x in payload.objects]
+        leaves = [list(values_of(x)) if x.is_nested else x for x in payload.leaves]
+        objects = pack_objects(payload.objects, allow_pickle=False)
         late = [[list(path), x] for path, x in payload.late.items()]
-        return {"leaves": payload.leaves, "objects": objects, "late": late}
+        return {"leaves": leaves, "objects": objects, "late": late}
 
     def read_payload(self, saved: Any, schema: Schema | None, rows: int) -> Flat:
         """Return what `show_payload` returned, by copy.
@@ -455,9 +458,9 @@ class TensorStorage(Storage):
         if schema is None:
             msg = "the checkpoint holds a queued draw of rows without fields: it is damaged"
             raise CheckpointError(msg)
-        leaves = [x.to(self.device).clone() for x in saved["leaves"]]
-        columns = zip(saved["objects"], schema.objects, strict=True)
-        objects = [object_array(values, (rows, *leaf.shape), allow_pickle=False) for values, leaf in columns]
+        parts = [saved_jagged(*x) if isinstance(x, list) else x for x in saved["leaves"]]
+        leaves = [x.to(self.device).clone() for x in parts]
+        objects = unpack_objects(saved["objects"], schema, (rows,), allow_pickle=False)
         late = {tuple(path): x.to(self.device).clone() for path, x in saved["late"]}
         fits = [
             x.dtype is leaf.dtype and x.shape[x.ndim - len(leaf.shape) :] == leaf.shape
@@ -661,15 +664,18 @@ class TensorStorage(Storage):
         Raises:
             CheckpointError: naming what differs.
         """
-        num_envs = max(1, int(state["lanes"]))
-        schema = Schema.from_json(state["schema"], known=self.schema)
-        _check_counts(state, self.ndim, self.capacity_for(num_envs))
-        self.check_schema(schema, num_envs)
-        state = {**state, "columns": dict(state["columns"]), "objects": check_objects(schema, state)}
-        found, rows = self._find_sources(state, schema), int(state["rows"])
-        for name, leaf in zip(schema.column_names, schema.leaves, strict=True):
-            check_column(name, found[name], leaf.dtype, (rows, *leaf.shape))
-        _check_late(schema, state)
+        try:
+            num_envs = max(1, int(state["lanes"]))
+            schema = Schema.from_json(state["schema"], known=self.schema)
+            _check_counts(state, self.ndim, self.capacity_for(num_envs))
+            self.check_schema(schema, num_envs)
+            state = {**state, "columns": dict(state["columns"]), "objects": check_objects(schema, state)}
+            found, rows = self._find_sources(state, schema), int(state["rows"])
+            for name, leaf in zip(schema.column_names, schema.leaves, strict=True):
+                check_column(name, found[name], leaf.dtype, (rows, *leaf.shape))
+            _check_late(schema, state)
+        except UNREADABLE as error:
+            raise_unreadable(f"a {type(self).__name__}", error)
         return schema, state, {i: found[name] for i, name in enumerate(schema.column_names)}
 
     def _find_sources(self, state: dict[str, Any], schema: Schema) -> dict[str, Any]:
@@ -738,16 +744,14 @@ def _check_counts(state: dict[str, Any], ndim: int, capacity: int) -> None:
     if state["ndim"] != ndim:
         msg = f"the checkpoint has ndim={state['ndim']}, the storage ndim={ndim}: load into one with the same ndim"
         raise CheckpointError(msg)
-    if not {int, bool}.issuperset([type(state.get(name)) for name in ("rows", "cursor", "lanes", "capacity")]):
-        msg = "the checkpoint's storage has no rows, cursor, lanes or capacity: it is damaged"
+    rows, num_envs = int(state["rows"]), int(state["lanes"])
+    if rows < 0 or num_envs < 1 or rows % num_envs or int(state["capacity"]) < 1 or int(state["cursor"]) < 0:
+        msg = f"the checkpoint holds {rows} rows of {num_envs} environments, or impossible counts: it is damaged"
         raise CheckpointError(msg)
-    if int(state["rows"]) < 0 or int(state["lanes"]) < 1 or int(state["rows"]) % int(state["lanes"]):
-        msg = f"the checkpoint holds {state['rows']} rows of {state['lanes']} environments: it is damaged"
-        raise CheckpointError(msg)
-    if int(state["rows"]) > capacity:
+    if rows > capacity:
         msg = (
-            f"the checkpoint holds {state['rows']} rows, the storage has room for {capacity}: load into one "
-            f"with max_size >= {state['rows']}"
+            f"the checkpoint holds {rows} rows, the storage has room for {capacity}: load into one with "
+            f"max_size >= {rows}"
         )
         raise CheckpointError(msg)
 
@@ -758,14 +762,13 @@ def _check_late(schema: Schema, state: dict[str, Any]) -> None:
     Raises:
         CheckpointError: naming a column that is missing or has another shape.
     """
-    rows, columns, known = int(state["rows"]), state["columns"], {leaf.path for leaf in schema.leaves}
+    rows, columns = int(state["rows"]), state["columns"]
     for path, name, has in state["late"]:
-        value = columns.get(name)
-        if not path or tuple(path) in known or value is None:
-            msg = f"the checkpoint's field {path!r}, which was added later, is missing or duplicate: it is damaged"
+        if not path or tuple(path) in schema.paths:
+            msg = f"the checkpoint's field {path!r}, which was added later, is also one of the others: it is damaged"
             raise CheckpointError(msg)
-        check_column(name, value, value.dtype, (rows, *value.shape[1:]))
-        check_column(has, columns.get(has), torch.bool, (rows,))
+        check_column(name, columns[name], columns[name].dtype, (rows, *columns[name].shape[1:]))
+        check_column(has, columns[has], torch.bool, (rows,))
 
 
 def raise_mapped_ring(state: dict[str, Any], seam: int, capacity: int) -> NoReturn:

@@ -68,8 +68,6 @@ def test_what_cannot_be_mapped_is_refused_before_anything_changes(tmp_path: Path
     single.extend({"obs": place, "next_obs": place + 1, "done": torch.zeros(6).bool()})
     single.dumps(tmp_path / "single")
     target = buffer(LazyTensorStorage(8))
-    with pytest.raises(
-        CheckpointError, match=r"single_copy, it stores next_obs \(as obs of the next row\).*mmap=False"
-    ):
+    with pytest.raises(CheckpointError, match=r"next_obs.*single_copy.*mmap=False"):
         target.loads(tmp_path / "single", mmap=True)
     assert len(target) == 0
