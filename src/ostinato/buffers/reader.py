@@ -176,11 +176,8 @@ class Reader(Draws):
     @property
     def rows_present(self) -> int:
         """Rows present, without those that have left."""
-        sampler = self.store.own.sampler
-        if sampler.leaves:
-            return as_counting(sampler).rows_left
-        left = self.store.left
-        return len(self.storage) - (0 if left is None else len(left.free))
+        eligible = self.store.eligible
+        return len(self.storage) if eligible is None else eligible.rows
 
     @property
     def rows_written(self) -> int:
@@ -259,7 +256,7 @@ class Reader(Draws):
         if remover is None:
             return
         tracked = self.make_tracker(sampler) is not None or self.unit is not None
-        if remover.left is not None:
+        if remover.eligible is not None:
             if self.own or tracked:
                 check_deletable(store.storage, writer, tracked=tracked)
             sampler.drop_rows(store.no_slots(), self.view())
@@ -659,13 +656,8 @@ class Reader(Draws):
         if view.rows == 0:
             msg = "Cannot sample from an empty storage: add rows first"
             raise EmptyBufferError(msg)
-        if view.starts is not None and view.starts.rows == 0 and self.store.left is not None:
-            msg = f"Cannot sample from an empty storage: all {view.rows} rows were deleted: add rows first"
-            raise EmptyBufferError(msg)
-        if view.starts is not None and view.starts.rows == 0:
-            need = view.starts.need
-            msg = f"no row has {need} rows of its episode from itself on: add longer episodes or shorten the window"
-            raise EmptyBufferError(msg)
+        if view.starts is not None and not view.starts.rows:
+            raise EmptyBufferError(view.starts.why_none(view.rows))
 
     def expand(self, ticket: Ticket, generator: torch.Generator | None, view: View | None = None) -> Ticket:
         """Plan what slices and units make of the rows drawn; the caller holds the lock.
@@ -702,7 +694,7 @@ class Reader(Draws):
         """
         draw, each = ticket.draw, ticket.draw.rows_each
         if self.unit is None and each is None:
-            return ticket if self.tracker is None and self.store.left is None else self._unmasked(ticket)
+            return self._unmasked(ticket)
         if ticket.sampler is not self.sampler:
             return None  # the sampler was exchanged
         view = self.view()
@@ -717,11 +709,8 @@ class Reader(Draws):
 
         A pass without replacement does not draw its rows again: the batch goes without the rows that were replaced.
         """
-        draw, view = ticket.draw, self.view()
-        keep = None if view.episodes is None or not view.episodes.masked else view.episodes.ahead(draw.slots) >= 0
-        if self.store.left is not None:
-            keep = self.store.left.allowed(draw.slots)
-        if keep is None or bool(keep.all()):
+        draw, starts = ticket.draw, self.view().starts
+        if starts is None or bool((keep := starts.allowed(draw.slots)).all()):
             return ticket
         if not ticket.sampler.epochal or not bool(keep.any()):
             return None
@@ -824,9 +813,9 @@ class Reader(Draws):
             if known and self.sampler.counting and ticket.sampler is self.sampler:
                 sampler = as_counting(self.sampler)
                 sampler.deliver(ticket.draw)
-                if store.remover is not None and sampler.free is not None:
+                if store.remover is not None and sampler.leaves:
                     slots = ticket.draw.slots.cpu().numpy()  # some may be of another batch that is being made
-                    store.remover.used_up(slots[sampler.free.has(slots)])
+                    store.remover.used_up(slots[sampler.eligible.free.has(slots)])
             if gate is not None:
                 self.waiters.wake()
 

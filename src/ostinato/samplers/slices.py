@@ -8,9 +8,11 @@ from itertools import islice
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypedDict, final
 
+import numpy as np
 import torch
 
 from ostinato.core import kinds
+from ostinato.core.eligible import grown
 from ostinato.core.episodes.tracker import Episodes, as_path
 from ostinato.core.options import check_integer
 from ostinato.core.records import Draw, Run
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Unpack
 
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from ostinato.core.eligible import EligibleRows
@@ -708,12 +711,12 @@ class StreamingSliceSampler(SliceSampler):
         self._rows_each = check_integer("slice_len", slice_len, 1)
         super().__init__(slice_len=self._rows_each, **options)
         self._queue: deque[tuple[int, int]] = deque()  # first slot of each window, and the arrival of its row
-        self._place_in_window = torch.empty(0, dtype=torch.int32, device="cpu")  # of each row; -1 in none
+        self._places: NDArray[np.int32] = np.zeros(0, np.int32)  # of each row in its window; -1 in none
 
     @property
     def nbytes(self) -> int:
         """Bytes of the positions of rows in their windows."""
-        return self._place_in_window.nbytes
+        return self._places.nbytes
 
     def check_parts(self, storage: StorageShape, writer: WriterOrder) -> None:  # noqa: ARG002
         """Check that the storage has one dimension.
@@ -731,47 +734,34 @@ class StreamingSliceSampler(SliceSampler):
             return  # episodes need rows in ring order, so that all placements are runs
         table = view.require_episodes()
         slots = placement.slots()
-        self._reserve(int(slots.max()) + 1, view.capacity)
-        self._place_in_window[slots] = -1
+        self._places = grown(self._places, int(slots.max()) + 1, -1)
+        self._places[slots.numpy()] = -1
         slots = slots[table.ahead(slots) >= 0]  # without masked rows
-        if not slots.shape[0]:
-            return
-        behind = table.behind(slots)
-        places = self._places(slots, behind, table)
-        self._place_in_window[slots] = places.to(torch.int32)
-        ends = slots[(places == self._rows_each - 1) & (behind >= self._rows_each - 1)]
-        if ends.shape[0]:
-            firsts = table.shift(ends, 1 - self._rows_each)
+        behind, before = table.behind(slots), table.shift(slots, -1)
+        ends = self._place_rows(slots.tolist(), behind.tolist(), before.tolist())
+        if ends:
+            firsts = table.shift(torch.tensor(ends, dtype=torch.int64, device="cpu"), 1 - self._rows_each)
             arrivals = view.ring.arrivals(firsts.to(view.device)).tolist()
             self._queue.extend(zip(firsts.tolist(), arrivals, strict=True))
         while len(self._queue) > max(1, view.capacity // self._rows_each):  # the oldest ones were replaced
             self._queue.popleft()
 
-    def _places(self, slots: Tensor, behind: Tensor, table: EpisodeTable) -> Tensor:
-        """Return the position of each new row in its window, int64 `[n]`; they go on from the row before."""
-        episode, order = table.shift(slots, -behind).sort(stable=True)  # by episode, each in the order of writing
-        ranked, back = slots[order], behind[order]
-        first = torch.ones_like(ranked, dtype=torch.bool)
-        first[1:] = episode[1:] != episode[:-1]
-        starts = first.nonzero().flatten()
-        before = self._place_in_window[table.shift(ranked[starts], -1)].to(torch.int64) + 1
-        goes_on = back[starts] >= before.clamp(min=1)  # else it is the first row, or rows of its window were replaced
-        base = torch.where(goes_on, before, 0)
-        steps = torch.arange(ranked.shape[0], device="cpu") - starts.repeat_interleave(
-            torch.diff(starts, append=torch.tensor([ranked.shape[0]], dtype=torch.int64, device="cpu"))
-        )
-        group = first.cumsum(0) - 1
-        places = torch.empty_like(ranked)
-        places[order] = (base[group] + steps) % self._rows_each
-        return places
+    def _place_rows(self, slots: list[int], behind: list[int], before: list[int]) -> list[int]:
+        """Set the position of each new row in its window; return the rows that are the last ones of theirs.
 
-    def _reserve(self, rows: int, capacity: int) -> None:
-        held = self._place_in_window.shape[0]
-        if rows > held:
-            with torch.inference_mode(mode=False):  # changed in place in any mode
-                more = torch.full((min(capacity, max(rows, 2 * held)),), -1, dtype=torch.int32, device="cpu")
-                more[:held] = self._place_in_window
-            self._place_in_window = more
+        Args:
+            slots: of the rows, in the order of writing.
+            behind: rows present before each in its episode.
+            before: slots of the rows before these; their own where there is none.
+        """
+        places, ends = self._places, []
+        for slot, back, last in zip(slots, behind, before, strict=True):
+            place = int(places[last]) + 1
+            # else it is the first row, or rows of its window were replaced
+            places[slot] = place = place % self._rows_each if back >= max(place, 1) else 0
+            if place == self._rows_each - 1 <= back:
+                ends.append(slot)
+        return ends
 
     def draw(self, view: View, batch_size: int, generator: torch.Generator | None) -> Draw:
         """Draw queued windows, then slices of `SliceSampler` for the rest of the batch.
@@ -827,7 +817,7 @@ class StreamingSliceSampler(SliceSampler):
     def clear(self) -> None:
         """Forget all windows."""
         self._queue.clear()
-        self._place_in_window = self._place_in_window[:0]
+        self._places = self._places[:0]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the queue, and the position of each row in its window. Copy."""
@@ -836,7 +826,7 @@ class StreamingSliceSampler(SliceSampler):
             **super().state_dict(),
             "slice_len": self._rows_each,
             "queue": queue,
-            "places": self._place_in_window.clone(),
+            "places": torch.from_numpy(self._places.copy()),
         }
 
     def check_state(self, state: dict[str, Any], rows: int) -> None:
@@ -878,8 +868,7 @@ class StreamingSliceSampler(SliceSampler):
             raise UsageError(msg)
         super().load_state_dict(state)
         self._queue = deque((slot, arrival) for slot, arrival in state["queue"].tolist())
-        with torch.inference_mode(mode=False):
-            self._place_in_window = state["places"].clone()
+        self._places = state["places"].numpy().copy()
 
 
 def _checked_span(span: Any, length: int | None) -> tuple[Side, Side]:

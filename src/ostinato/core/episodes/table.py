@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from ostinato._backend import backend
+from ostinato.core.eligible import EligibleRows
 from ostinato.core.episodes.numpy import CUT, OPEN, NumpyEpisodes
 from ostinato.core.records import check_slots
 from ostinato.errors import CapacityError, CheckpointError, EmptyBufferError, OptionError
@@ -378,7 +379,11 @@ class EpisodeTable:
 
     def episodes(self) -> Spans:
         """List the episodes present; that with the oldest row comes first. Copies; O(count log count)."""
-        return _spans(self._rows)
+        first = torch.empty(self._rows.count, dtype=torch.int64, device="cpu")
+        lengths, serial, closed = (torch.empty_like(first, dtype=x) for x in (torch.int64, torch.int64, torch.bool))
+        spans = Spans(first, lengths, closed, serial)
+        self._rows.spans(*map(_address, spans))
+        return spans
 
     def starts(self, need: int) -> Starts:
         """Return the rows with at least `need - 1` rows after them in their episode.
@@ -443,7 +448,7 @@ class EpisodeTable:
 
 
 @final
-class Starts:
+class Starts(EligibleRows):
     """Rows that have at least `need - 1` rows after them in their episode; made by `EpisodeTable.starts`.
 
     The table keeps them up to date. A draw costs O(log episodes) a row, however many rows there are. The rows drawn
@@ -461,7 +466,7 @@ class Starts:
         return f"Starts(need={self.need}, rows={self.rows}, episodes={self.episodes})"
 
     @property
-    def rows(self) -> int:
+    def rows(self) -> int:  # type: ignore[override]
         """Number of such rows."""
         return self._rows.start_rows(self._handle)
 
@@ -469,6 +474,11 @@ class Starts:
     def episodes(self) -> int:
         """Episodes of at least `need` rows."""
         return self._rows.start_episodes(self._handle)
+
+    def at(self, ranks: Tensor) -> Tensor:
+        """Return the slots of these ranks."""
+        each, rest = divmod(2**63, max(2, self.rows))  # each rank has these random numbers, one of them more for some
+        return self.draw(ranks * each - (-ranks * rest).div(self.rows, rounding_mode="floor"))
 
     def draw(self, randoms: Tensor, *, by_episode: bool = False) -> Tensor:
         """Draw rows, each with the same probability; or episodes of at least `need` rows, and a row of each.
@@ -492,14 +502,16 @@ class Starts:
         try:
             draw(self._handle, numbers.data_ptr(), rows, out.data_ptr())
         except IndexError as error:
-            lengths = _spans(self._rows).rows
-            longest = int(lengths.max()) if lengths.numel() else 0
-            msg = (
-                f"no episode has the {self.need} rows of a window: of the {self._rows.count} episodes present the "
-                f"longest has {longest}: add rows first, or ask for fewer"
-            )
-            raise EmptyBufferError(msg) from error
+            raise EmptyBufferError(self.why_none(0)) from error
         return out if randoms.is_cpu else out.to(randoms.device)
+
+    def pick(self, count: int, generator: torch.Generator | None, device: torch.device) -> Tensor:
+        """Draw `count` rows by random numbers of 63 bits, as slices are drawn."""
+        return self.draw(torch.randint(0, 2**63 - 1, (count,), generator=generator, device=device))
+
+    def why_none(self, rows: int) -> str:  # noqa: ARG002
+        """Return that no window is complete."""
+        return f"no row has {self.need} rows of its episode from itself on: add longer episodes or shorten the window"
 
     def allowed(self, slots: Tensor) -> Tensor:
         """Tell which of these slots (int64 `[n]`) are such rows: bool `[n]`.
@@ -540,14 +552,6 @@ def _read(
         check_slots(at, capacity)
         raise
     return outs if slots.is_cpu else [out.to(slots.device) for out in outs]
-
-
-def _spans(rows: NativeEpisodes | NumpyEpisodes) -> Spans:
-    first = torch.empty(rows.count, dtype=torch.int64, device="cpu")
-    lengths, serial, closed = (torch.empty_like(first, dtype=x) for x in (torch.int64, torch.int64, torch.bool))
-    spans = Spans(first, lengths, closed, serial)
-    rows.spans(*(x.data_ptr() for x in spans))
-    return spans
 
 
 def _checked(name: str, tensor: Tensor, dtype: torch.dtype, rows: int | None = None) -> Tensor:
