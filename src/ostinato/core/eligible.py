@@ -151,7 +151,8 @@ class Eligible(EligibleRows):
 
     def has(self, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return which slots, of those that held rows, are in the set: bool `[n]`."""
-        return self._reasons[slots] == 0
+        found: NDArray[np.bool_] = self._reasons[slots] == 0
+        return found
 
     def include(self, slots: NDArray[np.int64], reason: int = ANY) -> None:
         """Remove a reason of slots, each once; by default all, as of rows just written. They are not free then.
@@ -160,14 +161,18 @@ class Eligible(EligibleRows):
         """
         if not slots.size:
             return
-        if int(slots.max()) >= self._reasons.size:
-            self._reserve(int(slots.max()) + 1)
         if self.free:
             self.free.discard(slots)
-        before = self._reasons[slots]
+        try:
+            before = self._reasons[slots]
+        except IndexError:  # more slots than before; to look first would take longer
+            self._reserve(int(slots.max()) + 1)
+            before = self._reasons[slots]
+        if not np.count_nonzero(before):
+            return
         after = before & (ANY ^ reason)
         self._reasons[slots] = after
-        fresh = slots[(before > 0) & (after == 0)]
+        fresh = slots[after < (before > 0)]  # there was a reason, and there is none now
         end = self.rows + fresh.size
         if self._ranked:
             self._order[self.rows : end] = fresh
