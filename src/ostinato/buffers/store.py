@@ -523,7 +523,8 @@ class Store:
                 observer.check_removal(self)
             if gone.numel():
                 self._drop_queues()
-                self.remover = self.remover or self._implied_remover()
+                if self.remover is None and not self.own.sampler.leaves:
+                    self.remover = Remover("fifo", implied=True)
                 self.parts_changed()
                 for observer in self.observers.all:
                     observer.before_removal(self, gone)
@@ -532,10 +533,6 @@ class Store:
                     observer.removed(self, gone)
                 self.waiters.wake()
             return here.reshape(batch)
-
-    def _implied_remover(self) -> Remover | None:
-        """Return what fills the slots of deleted rows; None if the sampler does."""
-        return None if self.own.sampler.leaves else Remover("fifo", implied=True)
 
     def is_tracked(self) -> bool:
         """Whether rows belong to windows or episodes."""
@@ -579,8 +576,6 @@ class Store:
     def deleted_slots(self) -> Tensor:
         """Return the slots of deleted rows, which have the generation 0."""
         ring = self.ring
-        if self.remover is not None and self.remover.eligible is not None:
-            return self.remover.eligible.free.state().to(ring.device)
         if ring.counts.in_order or not ring.rows or self.own.tracker is not None:
             return self.no_slots()
         return (ring.generations(torch.arange(ring.rows, device=ring.device)) == 0).nonzero().reshape(-1)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, final
 import numpy as np
 import torch
 
-from ostinato.core.eligible import grown, slots_of
+from ostinato.core.eligible import grown
 from ostinato.core.options import check_choice, check_integer
 from ostinato.core.rank_order import RankOrder
 from ostinato.errors import PriorityError, TooFewRowsError
@@ -239,11 +239,6 @@ class HeapSampler(PrioritySampler, _TopSampler):
         self._write(slots, None if priorities is None else placement.of_rows_written(priorities).cpu().numpy())
         self._add(slots)
         self.ran_out = False
-
-    def record(self, placement: Placement) -> None:
-        """Give rows just written the default priority."""
-        self._write(slots_of(placement), None)
-        UsesSampler.record(self, placement)
 
     def _write(self, slots: NDArray[np.int64], priorities: NDArray[np.float64] | None) -> None:
         """Set priorities; of equal slots the last one wins."""

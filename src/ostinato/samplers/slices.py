@@ -408,10 +408,6 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         """Options, and episodes drawn in this pass."""
         return f"{SliceSampler.__repr__(self)[:-1]}, drawn={self._at} of {self._firsts.shape[0]} episodes)"
 
-    def _least(self, length: int) -> int:
-        """Return the number of rows that an episode must have to be drawn."""
-        return length if self._strict_length else 1
-
     def restart(self) -> None:
         """Begin a new pass with the next draw."""
         SamplerWithoutReplacement.restart(self)
@@ -425,8 +421,7 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         """
         number, length = self._split(batch_size)
         fresh = (view.ring.written, length) != (self._seen, self._length)
-        firsts = self._find(view, length) if fresh else self._firsts
-        self._check_drop_last(firsts, number, length)
+        firsts = self._find(view, number, length, None if fresh else self._firsts)
         if fresh:  # only now: a draw that raises leaves the pass as it was
             SamplerWithoutReplacement.restart(self)
             self._firsts, self._seen, self._length = firsts, view.ring.written, length
@@ -443,28 +438,28 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
             TooFewRowsError: with `drop_last`, if there are fewer episodes than slices in a batch.
             UsageError: if the batch size is not a multiple of the option.
         """
-        number, length = self._split(batch_size)
-        self._check_drop_last(self._find(view, length), number, length)
+        self._find(view, *self._split(batch_size))
 
-    def _check_drop_last(self, firsts: Tensor, number: int, length: int) -> None:
-        if self.drop_last and firsts.shape[0] < number:
-            msg = (
-                f"The batch size ({number} slices) is greater than the storage capacity with drop_last=True: there are "
-                f"{firsts.shape[0]} episodes of {self._least(length)} rows or more: add some or lower batch_size"
-            )
-            raise TooFewRowsError(msg)
-
-    def _find(self, view: View, length: int) -> Tensor:
-        """Return the first rows of the episodes that are long enough, int64 `[n]`.
+    def _find(self, view: View, number: int, length: int, firsts: Tensor | None = None) -> Tensor:
+        """Return the first rows of the episodes that are long enough, int64 `[n]`; those given, if they are known.
 
         Raises:
             EmptyBufferError: if there is none.
+            TooFewRowsError: with `drop_last`, if there are fewer than slices in a batch.
         """
-        table = self._table_of(view)
-        spans = table.episodes()
-        firsts = spans.first[spans.rows >= self._least(length)].to(view.device)
-        if not firsts.shape[0]:
-            raise self._too_short(length, table)
+        least = length if self._strict_length else 1
+        if firsts is None:
+            table = self._table_of(view)
+            spans = table.episodes()
+            firsts = spans.first[spans.rows >= least].to(view.device)
+            if not firsts.shape[0]:
+                raise self._too_short(length, table)
+        if self.drop_last and firsts.shape[0] < number:
+            msg = (
+                f"The batch size ({number} slices) is greater than the storage capacity with drop_last=True: there are "
+                f"{firsts.shape[0]} episodes of {least} rows or more: add some or lower batch_size"
+            )
+            raise TooFewRowsError(msg)
         return firsts
 
     def state_dict(self) -> dict[str, Any]:
@@ -848,11 +843,10 @@ class StreamingSliceSampler(SliceSampler):
 
     def move_state(self, state: dict[str, Any], order: Tensor) -> dict[str, Any]:
         """Return the state after rows were moved; windows whose first rows have left are dropped."""
-        queue, places = state["queue"].clone(), state["places"]
+        queue = state["queue"].clone()
         queue[:, 0] = new_slots(order, queue[:, 0])
-        held = torch.full((max(int(order.max()) + 1, places.shape[0]),), -1, dtype=torch.int32, device="cpu")
-        held[: places.shape[0]] = places
-        return {**state, "queue": queue[queue[:, 0] >= 0], "places": held[order.cpu()]}
+        places = grown(state["places"].numpy(), int(order.max()) + 1, -1)[order.cpu().numpy()]
+        return {**state, "queue": queue[queue[:, 0] >= 0], "places": torch.from_numpy(places)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned.

@@ -418,14 +418,10 @@ class EpisodeTable:
     def state_dict(self) -> dict[str, Any]:
         """Return the state, a copy: integers and tensors, 4 bytes a row and 26 an episode."""
         rows = self._rows
-        serials = torch.empty(rows.records, dtype=torch.int64, device="cpu")
+        sizes = {"episode": rows.present, "free": rows.free_count}
         tensors = {
-            "episode": torch.empty(rows.present, dtype=torch.int32, device="cpu"),
-            "serials": serials,
-            "keys": torch.empty_like(serials),
-            "kinds": torch.empty_like(serials, dtype=torch.uint8),
-            "status": torch.empty_like(serials, dtype=torch.uint8),
-            "free": torch.empty(rows.free_count, dtype=torch.int64, device="cpu"),
+            name: torch.empty(sizes.get(name, rows.records), dtype=dtype, device="cpu")
+            for name, dtype in _ARRAYS.items()
         }
         rows.save(*(x.data_ptr() for x in tensors.values()))
         numbers = {"capacity": self.capacity, "lanes": self.num_envs, "cursor": rows.cursor, "serial": rows.serial}
@@ -610,39 +606,31 @@ def _check_state(state: Any, capacity: int, num_envs: int) -> dict[str, Tensor]:
         tensors[name] = x.contiguous()
     arrays = {name: x.numpy() for name, x in tensors.items()}
     _check_records(arrays, state)
-    _check_open(arrays, state)
     return tensors
 
 
 def _check_records(arrays: dict[str, npt.NDArray[Any]], state: dict[str, Any]) -> None:
-    episode, serials = arrays["episode"], arrays["serials"]
+    """Check the records, and the streams: each has one open episode at most, and only open episodes have one."""
+    episode, serials, keys, kinds, status, free = (arrays[name] for name in _ARRAYS)
     records, capacity = serials.shape[0], state["capacity"]
     _require(0 <= state["cursor"] < capacity and episode.shape[0] <= capacity, "it has more rows than slots")
     _require(records <= 2 * capacity, "it has more records than rows could ever need")
-    _require(all(arrays[x].shape[0] == records for x in ("keys", "kinds", "status")), "its lengths differ")
+    _require(all(x.shape[0] == records for x in (keys, kinds, status)), "its lengths differ")
     inside = bool(((episode >= -1) & (episode < records)).all())
     _require(inside, "a row is in an episode that does not exist")
     rows = np.bincount(episode[episode >= 0], minlength=records)
-    _require(np.array_equal(np.sort(arrays["free"]), np.flatnonzero(rows == 0)), "its free records hold rows")
+    _require(np.array_equal(np.sort(free), np.flatnonzero(rows == 0)), "its free records hold rows")
+    _require(not (serials | status)[rows == 0].any(), "a free record has a serial number or a status")
     live = serials[rows > 0]
-    _require(not serials[rows == 0].any(), "a free record has a serial number")
     _require(bool(((live >= 1) & (live <= state["serial"])).all()), "a serial number is out of range")
     _require(np.unique(live).shape == live.shape and state["serial"] >= 0, "a serial number repeats")
-    _require(bool((arrays["status"] <= CUT).all()), "the status of an episode is unknown")
-    _require(bool(((rows > 0) | (arrays["status"] == OPEN)).all()), "a free record has a status")
-
-
-def _check_open(arrays: dict[str, npt.NDArray[Any]], state: dict[str, Any]) -> None:
-    """Check the streams: each has one open episode at most, and only open episodes have one."""
-    episode, keys, kinds = arrays["episode"], arrays["keys"], arrays["kinds"]
-    _require(bool((kinds <= 1).all()), "the stream of an episode is unknown")
-    rows = np.bincount(episode[episode >= 0], minlength=keys.shape[0])
-    is_open = (arrays["status"] == OPEN) & (rows > 0)
-    _require(not keys[~is_open].any() and not kinds[~is_open].any(), "an episode that is closed has a stream")
+    _require(bool((status <= CUT).all() and (kinds <= 1).all()), "the status or stream of an episode is unknown")
+    is_open = (status == OPEN) & (rows > 0)
+    _require(not (keys | kinds)[~is_open].any(), "an episode that is closed has a stream")
     streams = np.stack([kinds[is_open].astype(np.int64), keys[is_open]])
     _require(np.unique(streams, axis=1).shape == streams.shape, "two episodes continue in one stream")
     first = state["cursor"] - episode.shape[0]
-    envs = (first + np.arange(episode.shape[0])) % state["capacity"] % state["lanes"]
+    envs = (first + np.arange(episode.shape[0])) % capacity % state["lanes"]
     in_env = np.append(is_open & (kinds == 0), [False])[episode]  # the last entry is that of record -1
     _require(np.array_equal(envs[in_env], keys[episode[in_env]]), "an episode has rows of two environments")
 
