@@ -177,11 +177,8 @@ class Reader(Draws):
     @property
     def rows_present(self) -> int:
         """Rows present, without those that have left."""
-        sampler = self.store.own.sampler
-        if sampler.leaves:
-            return as_counting(sampler).rows_left
-        left = self.store.left
-        return len(self.storage) - (0 if left is None else len(left.free))
+        eligible = self.store.eligible
+        return len(self.storage) if eligible is None else eligible.rows
 
     @property
     def rows_written(self) -> int:
@@ -260,7 +257,7 @@ class Reader(Draws):
         if remover is None:
             return
         tracked = self.make_tracker(sampler) is not None or self.unit is not None
-        if remover.left is not None:
+        if remover.eligible is not None:
             if self.own or tracked:
                 check_deletable(store.storage, writer, tracked=tracked)
             sampler.drop_rows(store.no_slots(), self.view())
@@ -672,13 +669,8 @@ class Reader(Draws):
         if view.rows == 0:
             msg = "Cannot sample from an empty storage: add rows first"
             raise EmptyBufferError(msg)
-        if view.starts is not None and view.starts.rows == 0 and self.store.left is not None:
-            msg = f"Cannot sample from an empty storage: all {view.rows} rows were deleted: add rows first"
-            raise EmptyBufferError(msg)
-        if view.starts is not None and view.starts.rows == 0:
-            need = view.starts.need
-            msg = f"no row has {need} rows of its episode from itself on: add longer episodes or shorten the window"
-            raise EmptyBufferError(msg)
+        if view.starts is not None and not view.starts.rows:
+            raise EmptyBufferError(view.starts.why_none(view.rows))
 
     def expand(self, draw: Draw, generator: torch.Generator | None, view: View | None = None) -> Draw:
         """Plan what slices and units make of the rows drawn; the caller holds the lock.
@@ -729,12 +721,8 @@ class Reader(Draws):
 
         A pass without replacement does not draw its rows again: the batch goes without the rows that were replaced.
         """
-        view = self.view()
-        if view.episodes is None:
-            keep = None if view.starts is None else view.starts.allowed(draw.slots)
-        else:
-            keep = view.episodes.ahead(draw.slots) >= 0 if view.episodes.masked else None
-        if keep is None or bool(keep.all()):
+        starts = self.view().starts
+        if starts is None or bool((keep := starts.allowed(draw.slots)).all()):
             return draw
         if not draw.sampler.epochal or not bool(keep.any()):
             return None
@@ -853,9 +841,9 @@ class Reader(Draws):
             if known and self.sampler.counting and draw.sampler is self.sampler:
                 sampler = as_counting(self.sampler)
                 sampler.deliver(draw)
-                if store.remover is not None and sampler.free is not None:
+                if store.remover is not None and sampler.leaves:
                     slots = draw.slots.cpu().numpy()  # some may be of another batch that is being made
-                    store.remover.used_up(slots[sampler.free.has(slots)])
+                    store.remover.used_up(slots[sampler.eligible.free.has(slots)])
             if gate is not None:
                 self.waiters.wake()
 

@@ -10,9 +10,8 @@ import numpy as np
 import torch
 
 from ostinato.buffers.observer import Observer
-from ostinato.buffers.rate_limit import as_counting
 from ostinato.buffers.updates import as_sampler
-from ostinato.core.eligible import Eligible, slots_of
+from ostinato.core.eligible import DELETED, USED_UP, Eligible, slots_of
 from ostinato.core.options import check_choice
 from ostinato.core.rank_order import RankOrder
 from ostinato.core.records import Picks
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from ostinato.buffers.observer import Incoming
     from ostinato.buffers.policy_versions import Versions
     from ostinato.buffers.store import Store
-    from ostinato.core.eligible import FreeSlots
     from ostinato.core.rank_order import ReadKeys
     from ostinato.core.records import Placement
     from ostinato.core.ring import Ring
@@ -53,8 +51,8 @@ class Remover(Observer):
     def __init__(self, name: RemoverName, *, implied: bool = False) -> None:
         self.name = name
         self.implied = implied
-        self.left: Eligible | None = None
-        """Rows present and free slots, once rows were deleted; None with a sampler that keeps them itself."""
+        self.eligible: Eligible | None = None
+        """Rows that were not deleted, and free slots; None before the first, and with a sampler that keeps them."""
         self._order = RankOrder(rising=name == "fifo")
         self._rows = 0  # rows that the order knows of
 
@@ -65,14 +63,13 @@ class Remover(Observer):
     @property
     def keeps_order(self) -> bool:
         """Whether no row leaves from between others, and none was deleted: the oldest are replaced."""
-        return self.name == "fifo" and not self.implied and self.left is None
+        return self.name == "fifo" and not self.implied and self.eligible is None
 
     def place(self, store: Store, incoming: Incoming) -> Picks | None:
         """Return the slots of new rows; None leaves rows to the writer that fill the ring in its order."""
-        ring, rows, sampler = store.ring, incoming.rows, store.own.sampler
-        free = as_counting(sampler).free if sampler.leaves else self.left and self.left.free
+        ring, rows, eligible = store.ring, incoming.rows, store.eligible
         capacity, known = ring.capacity, ring.rows
-        first = np.zeros(0, np.int64) if free is None else free.first(rows)
+        first = np.zeros(0, np.int64) if eligible is None else eligible.free.first(rows)
         unused = min(rows - first.size, capacity - known)
         plain = not first.size and ring.counts.in_order
         if plain and (self.name == "fifo" or (unused == rows and ring.cursor == known)):
@@ -80,7 +77,7 @@ class Remover(Observer):
         slots = np.concatenate((first, np.arange(known, known + unused)))
         owners = np.arange(slots.size)
         if slots.size < rows:
-            self._add_unknown(ring, free)
+            self._add_unknown(ring, eligible)
             slots, owners = self._replace(rows, slots, ring, self._keys_of(store, incoming), partial(self._read, store))
         kept = np.full(rows, -1, np.int64)
         kept[owners] = slots
@@ -145,18 +142,18 @@ class Remover(Observer):
         order = owners.argsort()
         return ends[order], owners[order]
 
-    def _add_unknown(self, ring: Ring, free: FreeSlots | None) -> None:
+    def _add_unknown(self, ring: Ring, eligible: Eligible | None) -> None:
         """Add rows that were written while none had to be removed."""
         if self._rows < ring.rows:
             self._order.include(np.arange(self._rows, ring.rows))
             self._rows = ring.rows
-            if free is not None:
-                self._order.exclude(free.first(len(free)))
+            if eligible is not None:
+                self._order.exclude(eligible.free.state().numpy(), DELETED)
 
     def written(self, store: Store, placement: Placement, found: Any) -> None:  # noqa: ARG002
         """Record new rows. Cost: O(n), and O(log rows) for each later."""
-        if self.left is not None:
-            self.left.record(placement)
+        if self.eligible is not None:
+            self.eligible.record(placement)
         if self._rows:  # else nothing was removed yet
             slots = slots_of(placement)
             self._order.include(slots)
@@ -164,7 +161,7 @@ class Remover(Observer):
 
     def changed(self, store: Store, slots: Tensor, paths: tuple[Any, ...] | None, found: Any) -> None:  # noqa: ARG002
         """Read the keys of edited rows again."""
-        self.ranked(slots if self.left is None else slots[self.left.allowed(slots)])
+        self.ranked(slots if self.eligible is None else slots[self.eligible.allowed(slots)])
 
     def ranked(self, slots: Tensor) -> None:
         """Read priorities or versions of rows again before the next row is removed; arrivals do not change."""
@@ -176,13 +173,13 @@ class Remover(Observer):
         """Free the slots of rows that were deleted."""
         gone: NDArray[np.int64] = slots.cpu().numpy()
         if not store.own.sampler.leaves:
-            self.left = self.left or Eligible(store.ring.rows)
-            self.left.delete(gone)
-        self.used_up(gone)
+            self.eligible = self.eligible or Eligible(store.ring.rows)
+            self.eligible.delete(gone)
+        self._order.exclude(gone, DELETED)
 
     def used_up(self, slots: NDArray[np.int64]) -> None:
-        """Record rows that were deleted, or that the sampler let leave."""
-        self._order.exclude(slots)
+        """Record rows that the sampler let leave."""
+        self._order.exclude(slots, USED_UP)
 
     def reread(self, store: Store) -> None:  # noqa: ARG002
         """Read all rows again before the next one is removed."""

@@ -23,7 +23,7 @@ from ostinato.buffers.options import (
 from ostinato.buffers.other_processes import OtherProcesses
 from ostinato.buffers.part_owners import check_free, forget_rows, record_owner
 from ostinato.buffers.policy_versions import Versions, check_versions
-from ostinato.buffers.rate_limit import Waiters, as_counting
+from ostinato.buffers.rate_limit import Waiters
 from ostinato.buffers.records import Rows, Source
 from ostinato.buffers.remover import Remover, check_deletable
 from ostinato.buffers.updates import (
@@ -228,8 +228,9 @@ class Store:
         rows, capacity, cursor = counts.rows, counts.capacity, counts.cursor
         values = self._values() if self.added else None
         if tracker is None or rows == 0:
-            left = self.left
-            some = ring.whole if left is None or not left.free else left
+            some = None if self.remover is None else self.remover.eligible
+            if some is None or not some.free:
+                some = ring.whole
             return View(rows, capacity, cursor, ring, ring.device, None, some, stored, (), values)
         episodes, starts = tracker.view(storage)
         return View(rows, capacity, cursor, ring, ring.device, episodes, starts, stored, tracker.ends, values)
@@ -239,9 +240,12 @@ class Store:
         return {observer.name: observer.values for observer in self.added if isinstance(observer, RowValues)}
 
     @property
-    def left(self) -> Eligible | None:
-        """Rows present and free slots, once rows were deleted; None with a sampler that keeps them itself."""
-        return None if self.remover is None else self.remover.left
+    def eligible(self) -> Eligible | None:
+        """The rows that were neither deleted nor used up, and the free slots; None while all rows are there."""
+        sampler: Any = self.own.sampler
+        if sampler.leaves:
+            return sampler.eligible  # type: ignore[no-any-return]
+        return None if self.remover is None else self.remover.eligible
 
     def no_slots(self) -> Tensor:
         """Return the slots of no rows, int64 `[0]`."""
@@ -566,7 +570,8 @@ class Store:
                 observer.check_removal(self)
             if gone.numel():
                 self._drop_queues()
-                self.remover = self.remover or self._implied_remover()
+                if self.remover is None and not self.own.sampler.leaves:
+                    self.remover = Remover("fifo", implied=True)
                 self.parts_changed()
                 for observer in self.observers.all:
                     observer.before_removal(self, gone)
@@ -575,10 +580,6 @@ class Store:
                     observer.removed(self, gone)
                 self.waiters.wake()
             return here.reshape(batch)
-
-    def _implied_remover(self) -> Remover | None:
-        """Return what fills the slots of deleted rows; None if the sampler does."""
-        return None if self.own.sampler.leaves else Remover("fifo", implied=True)
 
     def is_tracked(self) -> bool:
         """Whether rows belong to windows or episodes."""
@@ -595,8 +596,8 @@ class Store:
         here = inside & (known > 0)
         if generations is not None:
             here &= known + self.era * GENERATIONS_PER_ERA == generations
-        sampler = self.own.sampler
-        return here & as_counting(sampler).holds(where) if sampler.leaves else here
+        eligible = self.eligible
+        return here if eligible is None else here & eligible.allowed(where)
 
     def begin_removal(self, state: dict[str, Tensor] | None = None) -> None:
         """Follow the rows that were deleted, which have the generation 0, with a new sampler or after a load.
@@ -606,7 +607,7 @@ class Store:
         """
         remover = self.remover
         if remover is not None:
-            remover.left = None
+            remover.eligible = None
             remover.reread(self)
             self.remover = None if remover.implied else remover
         if self.own.sampler.leaves:
@@ -615,15 +616,13 @@ class Store:
         if state is not None or gone.numel():
             self.remover = self.remover or Remover("fifo", implied=True)
             if state is not None:
-                self.remover.left = Eligible.of_state(state)
+                self.remover.eligible = Eligible.of_state(state)
             else:
                 self.remover.removed(self, gone)
 
     def deleted_slots(self) -> Tensor:
         """Return the slots of deleted rows, which have the generation 0."""
         ring = self.ring
-        if self.left is not None:
-            return self.left.free.state().to(ring.device)
         if ring.counts.in_order or not ring.rows or self.own.tracker is not None:
             return self.no_slots()
         return (ring.generations(torch.arange(ring.rows, device=ring.device)) == 0).nonzero().reshape(-1)
@@ -636,8 +635,8 @@ class Store:
 
     def present(self, slots: Tensor) -> Tensor:
         """Return slots with -1 for those of deleted rows."""
-        whole = self.ring.whole is None and (self.left is None or not self.left.free)
-        if whole and not self.own.sampler.leaves:
+        eligible = self.eligible
+        if self.ring.whole is None and (eligible is None or not eligible.free):
             return slots
         known = (slots >= 0) & (slots < self.ring.rows)
         return torch.where(known & (self.ring.generations(torch.where(known, slots, 0)) <= 0), -1, slots)

@@ -1,10 +1,11 @@
-"""Rows that may be drawn, where not all of a buffer may be, and the slots of the others that new rows take first."""
+"""The rows that may be drawn, where not all of a buffer may be, and why; the slots of the others, which are free."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, final
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 import torch
@@ -15,12 +16,53 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from ostinato.core.episodes.table import Starts
     from ostinato.core.records import Placement
     from ostinato.core.ring import Ring
 
-EligibleRows: TypeAlias = "Starts | Eligible | Recent"
-"""The rows that may be drawn, where these are only some: those that can start a window, that are left, or young."""
+DELETED, USED_UP, _NO_ROW = 1, 2, 4
+"""Why a row may not be drawn, one bit each: it was deleted, it was drawn as often as it may be, or there is none."""
+ANY = DELETED | USED_UP | _NO_ROW
+
+
+class EligibleRows(ABC):
+    """The rows that may be drawn, where these are only some: every sampler draws from them, as `View.starts`.
+
+    The rows have ranks, in an order of their own: one that is drawn has a rank uniform in `[0, rows)`. Which rows are
+    not in it, and why, is kept where it is cheapest to know: a byte for each slot (`Eligible`: deleted, used up), the
+    episodes (`Starts`: masked, or too few rows after it), the order of versions (`Recent`: too old).
+    """
+
+    rows: int
+    """Number of rows that may be drawn."""
+    need: int = 1
+    """Rows of the window that each of them can start: 1 for single rows."""
+
+    @abstractmethod
+    def at(self, ranks: Tensor) -> Tensor:
+        """Return the slots of these ranks, int64 `[n]` on their device."""
+
+    @abstractmethod
+    def allowed(self, slots: Tensor) -> Tensor:
+        """Return which slots, of those that held rows, may be drawn: bool `[n]` on their device."""
+
+    def draw(self, randoms: Tensor) -> Tensor:
+        """Draw rows, each with the same probability.
+
+        Args:
+            randoms: int64 `[n]`, uniform in `[0, 2**63)`: of R rows, that of rank `randoms * R >> 63` is drawn.
+
+        Returns:
+            Slots, int64 `[n]` on the device of `randoms`.
+        """
+        return self.at(scale(randoms, self.rows))
+
+    def pick(self, count: int, generator: torch.Generator | None, device: torch.device) -> Tensor:
+        """Draw `count` rows, each with the same probability: slots, int64 `[count]` on the device."""
+        return self.at(torch.randint(0, self.rows, (count,), generator=generator, device=device))
+
+    def why_none(self, rows: int) -> str:
+        """Return why none of the `rows` rows of a buffer may be drawn, where `self.rows` is 0."""
+        return f"Cannot sample from an empty storage: all {rows} rows were deleted: add rows first"
 
 
 def slots_of(placement: Placement) -> NDArray[np.int64]:
@@ -39,40 +81,33 @@ def grown(array: NDArray[Any], rows: int, fill: int = 0) -> NDArray[Any]:
 
 
 @final
-class FreeSlots:
+class FreeSlots(OrderedDict[int, None]):
     """Slots of rows that have left, in the order in which they left: new rows are written there first.
 
     Memory: about 150 bytes for each free slot.
     """
 
-    def __init__(self) -> None:
-        self._slots: OrderedDict[int, None] = OrderedDict()
-
-    def __len__(self) -> int:
-        """Free slots."""
-        return len(self._slots)
-
     def add(self, slots: NDArray[np.int64]) -> None:
         """Add slots; those that are free already keep their place."""
-        self._slots.update(dict.fromkeys(slots.tolist()))
+        self.update(dict.fromkeys(slots.tolist()))
 
     def discard(self, slots: NDArray[np.int64]) -> None:
         """Remove slots that were written."""
-        for slot in slots.tolist() if self._slots else ():
-            self._slots.pop(slot, None)
+        for slot in slots.tolist():
+            self.pop(slot, None)
 
     def first(self, count: int) -> NDArray[np.int64]:
         """Return the next slots to be written, at most `count`."""
-        return np.fromiter(islice(self._slots, count), np.int64)
+        return np.fromiter(islice(self, count), np.int64)
 
     def has(self, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return which slots are free, bool `[n]`."""
-        return np.fromiter((slot in self._slots for slot in slots.tolist()), np.bool_, slots.size)
+        return np.fromiter((slot in self for slot in slots.tolist()), np.bool_, slots.size)
 
     def place(self, rows: int, ring: Ring) -> Picks | None:
         """Return free slots, then those from the cursor on; None if there are none of the first."""
         capacity = ring.capacity
-        if not self._slots or rows >= capacity:
+        if not self or rows >= capacity:
             return None
         free = self.first(rows)
         cursor, more = ring.cursor, rows - free.size
@@ -88,72 +123,92 @@ class FreeSlots:
         return torch.from_numpy(self.first(len(self)))
 
 
-@final
-class Eligible:
-    """The rows that may be drawn, as a counted set with rank and select; samplers get it as `View.starts`.
+class Eligible(EligibleRows):
+    """One byte of reasons for each slot, a counted set of the slots without any, and the free slots of the others.
 
-    A slot that was removed takes its rank with it: the row of the last rank gets it. Memory: 16 bytes for each slot,
+    A slot that is excluded takes its rank with it: the row of the last rank gets it. Memory: 17 bytes for each slot,
     and those of the free slots.
 
     Args:
         rows: the slots `[0, rows)` are in the set at first.
+        ranked: whether the slots have ranks, which `at` and `pick` need; else it takes 1 byte for each slot.
     """
 
-    need = 1
-    """Rows of a window, as for `Starts`: single rows."""
-
-    def __init__(self, rows: int = 0) -> None:
+    def __init__(self, rows: int = 0, *, ranked: bool = True) -> None:
         self.free = FreeSlots()
-        """Slots of deleted rows."""
+        """Slots of rows that have left."""
         self.rows = rows
         """Rows in the set."""
+        self._ranked = ranked
+        self._reasons: NDArray[np.uint8] = np.zeros(rows, np.uint8)
         self._order = np.arange(rows)  # the slot of each rank, then others
-        self._rank = np.arange(rows)  # of each slot, -1 for those that are not in the set
+        self._rank = np.arange(rows)  # of each slot in the set
 
     @property
     def nbytes(self) -> int:
-        """Bytes of both arrays."""
-        return int(self._order.nbytes + self._rank.nbytes)
+        """Bytes of the arrays."""
+        return sum(int(array.nbytes) for array in vars(self).values() if isinstance(array, np.ndarray))
 
     def has(self, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return which slots, of those that held rows, are in the set, bool `[n]`."""
-        return self._rank[slots] >= 0
+        """Return which slots, of those that held rows, are in the set: bool `[n]`."""
+        found: NDArray[np.bool_] = self._reasons[slots] == 0
+        return found
 
-    def include(self, slots: NDArray[np.int64]) -> None:
-        """Add slots, each once; those in the set keep their ranks. Cost: O(n)."""
+    def include(self, slots: NDArray[np.int64], reason: int = ANY) -> None:
+        """Remove a reason of slots, each once; by default all, as of rows just written. They are not free then.
+
+        Slots without other reasons get the last ranks; those that were in the set keep theirs. Cost: O(n).
+        """
         if not slots.size:
             return
-        rows = int(slots.max()) + 1
-        if rows > self._rank.size:
-            self._order, self._rank = grown(self._order, rows), grown(self._rank, rows, -1)
-        slots = slots[self._rank[slots] < 0]
-        end = self.rows + slots.size
-        self._order[self.rows : end] = slots
-        self._rank[slots] = np.arange(self.rows, end)
+        if self.free:
+            self.free.discard(slots)
+        try:
+            before = self._reasons[slots]
+        except IndexError:  # more slots than before; to look first would take longer
+            self._reserve(int(slots.max()) + 1)
+            before = self._reasons[slots]
+        if not np.count_nonzero(before):
+            return
+        after = before & (ANY ^ reason)
+        self._reasons[slots] = after
+        fresh = slots[after < (before > 0)]  # there was a reason, and there is none now
+        end = self.rows + fresh.size
+        if self._ranked:
+            self._order[self.rows : end] = fresh
+            self._rank[fresh] = np.arange(self.rows, end)
         self.rows = end
 
-    def exclude(self, slots: NDArray[np.int64]) -> None:
-        """Remove slots, each once; those that are not in the set are left out. Cost: O(n)."""
-        slots = slots[self._rank[slots] >= 0]
+    def exclude(self, slots: NDArray[np.int64], reason: int) -> None:
+        """Add a reason to slots, each once. Cost: O(n)."""
         if not slots.size:
             return
-        end = self.rows - slots.size
-        ranks = self._rank[slots]
-        self._rank[slots] = -1
-        tail = self._order[end : self.rows]
-        movers, gaps = tail[self._rank[tail] >= 0], ranks[ranks < end]
-        self._order[gaps] = movers
-        self._rank[movers] = gaps
+        before = self._reasons[slots]
+        self._reasons[slots] = before | reason
+        gone = slots[before == 0]
+        end = self.rows - gone.size
+        if self._ranked:
+            ranks, tail = self._rank[gone], self._order[end : self.rows]
+            movers, gaps = tail[self._reasons[tail] == 0], ranks[ranks < end]
+            self._order[gaps] = movers
+            self._rank[movers] = gaps
         self.rows = end
 
     def clear(self) -> None:
-        """Remove all slots."""
-        self._rank.fill(-1)
+        """Forget all rows and free slots."""
+        self._reasons.fill(_NO_ROW)
+        self.free.clear()
         self.rows = 0
 
+    def _reserve(self, rows: int) -> None:
+        """Allocate for at least `rows` slots."""
+        self._reasons = grown(self._reasons, rows, _NO_ROW)
+        if self._ranked:
+            self._order, self._rank = grown(self._order, rows), grown(self._rank, rows)
+
     def delete(self, slots: NDArray[np.int64]) -> None:
-        """Remove rows that were deleted, and free their slots."""
-        self.exclude(slots)
+        """Exclude rows that were deleted, and free their slots."""
+        self.exclude(slots, DELETED)
         self.free.add(slots)
 
     def record(self, placement: Placement) -> None:
@@ -161,11 +216,11 @@ class Eligible:
         slots = slots_of(placement)
         if slots.size and (self.free or int(slots.max()) >= self.rows):
             self.include(slots)
-            self.free.discard(slots)
 
     def order(self) -> Tensor:
-        """Return the slots in the set by rank, int64 `[rows]`. Copy."""
-        return torch.from_numpy(self._order[: self.rows].copy())
+        """Return the slots in the set by rank, ascending if they have none: int64 `[rows]`. Copy."""
+        found = self._order[: self.rows].copy() if self._ranked else np.flatnonzero(self._reasons == 0)
+        return torch.from_numpy(found)
 
     def state(self) -> dict[str, Tensor]:
         """Return the free slots in their order, and the rows present in the order of ranks, int64 each. Copy."""
@@ -179,82 +234,61 @@ class Eligible:
         made.delete(free)
         return made
 
-    # -- as `View.starts` ----------------------------------------------------------------------------------------------
-
-    def draw(self, randoms: Tensor) -> Tensor:
-        """Draw rows, each with the same probability. Cost: O(n); on other devices than the CPU a copy to the host.
-
-        Args:
-            randoms: int64 `[n]`, uniform in `[0, 2**63)`: of R rows, that of rank `randoms * R >> 63` is drawn.
-
-        Returns:
-            Slots, int64 `[n]` on the device of `randoms`.
-        """
-        return self.at(scale(randoms, self.rows))
-
-    def select(self, ranks: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the slots of these ranks, int64 `[n]`."""
-        return self._order.take(ranks)
-
     def at(self, ranks: Tensor) -> Tensor:
-        """Return the slots of these ranks, int64 `[n]` on their device."""
+        """Return the slots of these ranks. Cost: O(n); on other devices than the CPU a copy to the host."""
         if ranks.is_cpu:
             return torch.from_numpy(self._order.take(ranks.numpy()))
         return torch.from_numpy(self._order.take(ranks.cpu().numpy())).to(ranks.device)
 
     def allowed(self, slots: Tensor) -> Tensor:
-        """Return which slots, of those that held rows, are in the set: bool `[n]` on their device."""
+        """Return which slots, of those that held rows, are in the set."""
         return torch.from_numpy(self.has(slots.cpu().numpy())).to(slots.device)
 
 
-class Recent(NamedTuple):
-    """Rows of a ring that are young enough to be drawn; samplers get them as `View.starts`.
+@final
+class Recent(EligibleRows):
+    """Rows of a ring that are not too old to be drawn.
 
     Positions count rows from the oldest one: the young rows are at `[starts[i], starts[i] + lengths[i])`.
+
+    Args:
+        starts: int64 `[n]`.
+        lengths: int64 `[n]`.
+        first: slot of the oldest row.
+        capacity: slots of the ring.
+        among: rows that may be drawn, young or not, which `allowed` looks at; None for all.
     """
 
-    starts: NDArray[np.int64]
-    lengths: NDArray[np.int64]
-    first: int
-    """Slot of the oldest row."""
-    capacity: int
-    """Slots of the ring."""
-    among: EligibleRows | None
-    """Rows that may be drawn, young or not, which `allowed` looks at; None for all."""
-
-    @property
-    def need(self) -> int:
-        """Rows of a window, as for `Starts`: single rows."""
-        return 1
-
-    @property
-    def rows(self) -> int:
-        """How many rows are young enough."""
-        return int(self.lengths.sum())
+    def __init__(
+        self,
+        starts: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        first: int,
+        capacity: int,
+        among: EligibleRows | None,
+    ) -> None:
+        self.rows = int(lengths.sum())
+        self._starts, self._lengths, self._first, self._capacity, self._among = starts, lengths, first, capacity, among
 
     def at(self, ranks: Tensor) -> Tensor:
-        """Return the slots of the young rows of these ranks, int64 `[n]` on their device. Cost: O(n log runs)."""
-        if self.starts.size == 1:
-            positions = ranks + int(self.starts[0])
+        """Return the slots of the young rows of these ranks. Cost: O(n log runs)."""
+        if self._starts.size == 1:
+            positions = ranks + int(self._starts[0])
         else:
-            ends, numbers = np.cumsum(self.lengths), ranks.cpu().numpy()
-            shifts = self.starts - (ends - self.lengths)
+            ends, numbers = np.cumsum(self._lengths), ranks.cpu().numpy()
+            shifts = self._starts - (ends - self._lengths)
             positions = torch.from_numpy(numbers + shifts[np.searchsorted(ends, numbers, side="right")]).to(
                 ranks.device
             )
-        return (positions + self.first).remainder_(self.capacity)
-
-    def draw(self, randoms: Tensor) -> Tensor:
-        """Draw young rows, each with the same probability; see `Eligible.draw`."""
-        return self.at(scale(randoms, self.rows))
+        return (positions + self._first).remainder_(self._capacity)
 
     def allowed(self, slots: Tensor) -> Tensor:
-        """Return which slots may be drawn and are young enough: bool `[n]` on their device. Cost: O(n log runs)."""
-        positions = (slots - self.first).remainder_(self.capacity).cpu().numpy()
-        run = np.searchsorted(self.starts, positions, side="right") - 1
-        young = (run >= 0) & (positions < (self.starts + self.lengths)[run])
+        """Return which slots may be drawn and are young enough. Cost: O(n log runs)."""
+        positions = (slots - self._first).remainder_(self._capacity).cpu().numpy()
+        run = np.searchsorted(self._starts, positions, side="right") - 1
+        young = (run >= 0) & (positions < (self._starts + self._lengths)[run])
         found = torch.from_numpy(young).to(slots.device)
-        return found if self.among is None else found & self.among.allowed(slots)
+        return found if self._among is None else found & self._among.allowed(slots)
 
 
 def scale(randoms: Tensor, spans: Tensor | int) -> Tensor:

@@ -6,9 +6,8 @@ from heapq import heappop, heappush
 from typing import TYPE_CHECKING, TypeAlias, final
 
 import numpy as np
-import torch
 
-from ostinato.core.eligible import grown
+from ostinato.core.eligible import ANY, DELETED, Eligible, grown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,8 +32,8 @@ _FEW = 1024
 
 
 @final
-class RankOrder:
-    """Rows by ascending key, of equal keys by ascending generation.
+class RankOrder(Eligible):
+    """The rows that are neither deleted nor used up, by ascending key, of equal keys by ascending generation.
 
     Most rows are in one sorted array. Rows that were added or changed since it was made are in a heap, and the rows are
     sorted again once these are a quarter of all: O(log rows) for each change over time, with one pass of O(rows log
@@ -49,12 +48,10 @@ class RankOrder:
     """
 
     def __init__(self, *, rising: bool = False) -> None:
+        super().__init__(ranked=False)
         self._rising = rising
-        self.rows = 0
-        """Rows."""
         self._keys: NDArray[np.float64] = np.zeros(0, np.float64)
         self._ages: NDArray[np.int64] = np.zeros(0, np.int64)
-        self._here: NDArray[np.bool_] = np.zeros(0, np.bool_)
         self._in_order: NDArray[np.bool_] = np.zeros(0, np.bool_)  # rows that are found in the sorted array
         self._sorted: NDArray[np.int64] = np.zeros(0, np.int64)
         self._at = 0  # entries of the sorted array before this one are outdated
@@ -62,25 +59,17 @@ class RankOrder:
         self._changed: list[NDArray[np.int64]] = []  # rows whose keys are to be read
         self._changes = 0
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the arrays."""
-        arrays = (self._keys, self._ages, self._here, self._in_order, self._sorted)
-        return sum(int(array.nbytes) for array in arrays)
-
     def has(self, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return which of these rows are in the order, bool `[n]`."""
-        known = slots < self._here.size
-        return known & self._here[np.where(known, slots, 0)] if self._here.size else known
+        """Return which of these rows are in the order, bool `[n]`; also of slots that held none."""
+        known = slots < self._reasons.size
+        return known & (self._reasons[np.where(known, slots, 0)] == 0) if self._reasons.size else known
 
-    def include(self, slots: NDArray[np.int64]) -> None:
+    def include(self, slots: NDArray[np.int64], reason: int = ANY) -> None:
         """Add rows, or read the keys of rows again that have changed. Cost: O(n)."""
         if not slots.size:
             return
         slots = np.unique(slots)
-        self._reserve(int(slots[-1]) + 1)
-        self.rows += int(slots.size - np.count_nonzero(self._here[slots]))
-        self._here[slots] = True
+        super().include(slots, reason)
         self._in_order[slots] = False
         self._changed.append(slots)
         self._changes += slots.size
@@ -88,11 +77,10 @@ class RankOrder:
             self._changed = [np.unique(np.concatenate(self._changed))]
             self._changes = self._changed[0].size
 
-    def exclude(self, slots: NDArray[np.int64]) -> None:
-        """Remove rows; those that are not in the order are left out."""
-        slots = np.unique(slots[self.has(slots)])
-        self.rows -= slots.size
-        self._here[slots] = False
+    def exclude(self, slots: NDArray[np.int64], reason: int) -> None:
+        """Remove rows; slots that never were in the order are left out."""
+        slots = np.unique(slots[slots < self._reasons.size])
+        super().exclude(slots, reason)
         self._in_order[slots] = False
 
     def first(self, count: int, read: ReadKeys) -> NDArray[np.int64]:
@@ -121,10 +109,6 @@ class RankOrder:
         both = np.concatenate((np.array([entry[2] for entry in fresh], np.int64), found))
         return both[np.lexsort((self._ages[both], self._keys[both]))[:count]]
 
-    def order(self) -> Tensor:
-        """Return the slots of the rows, ascending, int64 `[rows]`: their order follows from keys. Copy."""
-        return torch.from_numpy(np.flatnonzero(self._here))
-
     def ranks(self, slots: NDArray[np.int64]) -> list[tuple[float, int]]:
         """Return key and generation of rows that `first` returned."""
         return list(zip(self._keys[slots].tolist(), self._ages[slots].tolist(), strict=True))
@@ -139,10 +123,10 @@ class RankOrder:
             return
         slots = self._changed[0] if len(self._changed) == 1 else np.unique(np.concatenate(self._changed))
         self._changed, self._changes = [], 0
-        slots = slots[self._here[slots]]
+        slots = slots[self._reasons[slots] == 0]
         keys, ages = read(slots)
         if not ages.all():  # rows that were deleted
-            self.exclude(slots[ages == 0])
+            self.exclude(slots[ages == 0], DELETED)
             slots, keys, ages = slots[ages > 0], keys[ages > 0], ages[ages > 0]
         self._keys[slots], self._ages[slots] = keys, ages
         if self._rising or len(self._heap) + slots.size > max(_FEW, self.rows // 4):
@@ -152,7 +136,7 @@ class RankOrder:
                 heappush(self._heap, entry)
 
     def _sort(self) -> None:
-        rows = np.flatnonzero(self._here)
+        rows = self.order().numpy()
         self._sorted = rows[np.lexsort((self._ages[rows], self._keys[rows]))]
         self._in_order[rows] = True
         self._at, self._heap = 0, []
@@ -180,11 +164,9 @@ class RankOrder:
 
     def _is_current(self, entry: _Entry) -> bool:
         slot = entry[2]
-        return bool(self._here[slot] and not self._in_order[slot]) and self._entry(slot) == entry
+        return bool(self._reasons[slot] == 0 and not self._in_order[slot]) and self._entry(slot) == entry
 
     def _reserve(self, rows: int) -> None:
-        """Allocate for at least `rows` slots."""
-        if rows <= self._keys.size:
-            return
+        super()._reserve(rows)
         self._keys, self._ages = grown(self._keys, rows), grown(self._ages, rows)
-        self._here, self._in_order = grown(self._here, rows), grown(self._in_order, rows)
+        self._in_order = grown(self._in_order, rows)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 
 from ostinato._backend import backend
+from ostinato.core.eligible import EligibleRows
 from ostinato.core.records import Run
 from ostinato.core.ring import Ring
 
@@ -240,18 +241,19 @@ class SharedRing:
 
 
 @final
-class WholeRows:
+class WholeRows(EligibleRows):
     """The rows that may be drawn while writers are at work, or after one has died: those that are complete.
 
     Args:
         ring: the ring; the caller holds its lock as long as it uses this.
     """
 
-    need = 1
-    """Rows of a window: single rows."""
-
     def __init__(self, ring: SharedRing) -> None:
         self._ring, self.rows = ring, ring.committed
+
+    def why_none(self, rows: int) -> str:
+        """Say why no row may be drawn."""
+        return f"none of {rows} rows is whole: all are being replaced at this moment. Add rows, or sample later"
 
     def allowed(self, slots: Tensor) -> Tensor:
         """Return which slots hold complete rows, bool `[n]`."""

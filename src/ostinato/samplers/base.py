@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ostinato.core.eligible import FreeSlots
+    from ostinato.core.eligible import Eligible
     from ostinato.core.episodes.tracker import Episodes
     from ostinato.core.records import Draw, Placement, Plan
     from ostinato.core.rows import Path
@@ -597,11 +597,8 @@ class CountingSampler(Sampler):
     """Whether rows must be in the order of writing."""
     bounded: bool = False
     """Whether writers wait for room (`room`)."""
-
-    @property
-    def free(self) -> FreeSlots | None:
-        """Slots of the rows that have left, for samplers with `leaves`."""
-        return None
+    eligible: Eligible
+    """The rows that have not left, and the slots of the others, for samplers with `leaves`."""
 
     def place(self, rows: int, ring: Ring) -> Placement | None:  # noqa: ARG002
         """Return the slots of `rows` new rows; None leaves them to the writer. Nothing changes before `record`."""
@@ -631,10 +628,6 @@ class CountingSampler(Sampler):
 
     def deliver(self, draw: Draw) -> None:
         """Record that the batch of a draw has reached its reader."""
-
-    def holds(self, slots: Tensor) -> Tensor:
-        """Return which rows have not left, bool `[n]` on the device of the slots, int64 `[n]` below `View.rows`."""
-        return torch.ones_like(slots, dtype=torch.bool)
 
     def drop_rows(self, slots: Tensor, view: View) -> None:  # noqa: ARG002
         """Record that rows are about to be deleted; see `Sampler.drop_rows`.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, final
 import numpy as np
 import torch
 
-from ostinato.core.eligible import Eligible, FreeSlots, grown, slots_of
+from ostinato.core.eligible import DELETED, USED_UP, Eligible, grown, slots_of
 from ostinato.core.options import check_integer
 from ostinato.core.records import Draw, ring_range
 from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from ostinato.core.rank_order import RankOrder
     from ostinato.core.records import Picks, Placement, View
     from ostinato.core.ring import Ring
     from ostinato.samplers.base import Sampler, StorageShape, WriterOrder
@@ -152,18 +151,12 @@ class QueueSampler(CountingSampler):
         self._requeue(list(self._drawn.keys() - {_key(draw) for draw in draws}), view)
 
     def _requeue(self, keys: list[int], view: View) -> None:
-        """Return rows to the places in the queue that they had. Cost: as the rows, and those that wait before them."""
+        """Return rows to the places in the queue that they had. Cost: O(rows waiting)."""
         slots = [slot for key in keys for slot in self._drawn.pop(key, ())]
-        if not slots:
-            return
-        end = self._at
-        if self.rows_left:  # arrivals differ: no more rows than this can have arrived in between
-            between = int(_arrivals(slots, view).max() - _arrivals([self._slots[end]], view))
-            end = min(len(self._slots), end + max(0, between))
-        slots += self._slots[self._at : end]
-        older = array("q", np.array(slots)[_arrivals(slots, view).argsort().cpu().numpy()])
-        self._at = max(0, end - len(older))
-        self._slots[self._at : end] = older
+        if slots:
+            slots += self._slots[self._at :]
+            arrivals = view.ring.arrivals(torch.tensor(slots, dtype=torch.int64, device=view.device))
+            self._wait(np.array(slots)[arrivals.argsort().cpu().numpy()])
 
     def clear(self) -> None:
         """Remove all rows."""
@@ -214,7 +207,7 @@ class UsesSampler(CountingSampler):
     """Base of samplers of rows that are drawn a limited number of times, and are no longer eligible then.
 
     With `leaves` a row that is used up leaves the buffer: its slot is free once all batches with the row were
-    delivered. Memory: 4 bytes for each slot, and 12 more with `leaves`.
+    delivered. Memory: 4 bytes for each slot, and 12 more with `leaves`, besides those of the set.
 
     Args:
         limit: draws of each row; None for any number.
@@ -227,13 +220,12 @@ class UsesSampler(CountingSampler):
     limit_name = "max_times_sampled"
     """The option with the draws of a row, None for any number."""
 
-    def __init__(self, limit: int | None, eligible: Eligible | RankOrder, *, leaves: bool) -> None:
-        self._limit, self._eligible, self.leaves = limit, eligible, leaves
+    def __init__(self, limit: int | None, eligible: Eligible, *, leaves: bool) -> None:
+        self._limit, self.eligible, self.leaves = limit, eligible, leaves
         self._begin()
 
     def _begin(self) -> None:
         self.ran_out = False
-        self._free = FreeSlots()
         self._rows = 0  # slots that were seen
         self._total = 0  # draws of all rows, with the limit for each that was deleted
         self._counts: NDArray[np.int32] = np.zeros(0, np.int32)  # draws of each row
@@ -246,25 +238,20 @@ class UsesSampler(CountingSampler):
         return self.leaves
 
     @property
-    def free(self) -> FreeSlots | None:
-        """Slots of rows that have left."""
-        return self._free
-
-    @property
     def rows_left(self) -> int:
         """Rows that can be drawn."""
-        return self._eligible.rows
+        return self.eligible.rows
 
     @property
     def draws_left(self) -> int:
         """Draws of different rows that these rows allow at once."""
-        return self._eligible.rows
+        return self.eligible.rows
 
     @property
     def nbytes(self) -> int:
         """Bytes of counts and order."""
         counts = (self._counts, self._under_way, self._generation)
-        return self._eligible.nbytes + sum(int(array.nbytes) for array in counts)
+        return self.eligible.nbytes + sum(int(array.nbytes) for array in counts)
 
     def draws_of(self, capacity: int) -> int:
         """Return the rows of the largest batch."""
@@ -310,7 +297,7 @@ class UsesSampler(CountingSampler):
             EmptyBufferError: if rows leave, and none is left.
         """
         self.begin(view)
-        if self.leaves and not self.rows_left:
+        if self.leaves and not self.eligible.rows:
             self.ran_out = True
             msg = (
                 f"Cannot sample from an empty storage: all {view.rows} rows were drawn {self._limit} time(s) and "
@@ -320,7 +307,7 @@ class UsesSampler(CountingSampler):
 
     def place(self, rows: int, ring: Ring) -> Picks | None:
         """Return slots of rows that have left, then those from the cursor on; None if there are none of the first."""
-        return self._free.place(rows, ring)
+        return self.eligible.free.place(rows, ring)
 
     def record(self, placement: Placement) -> None:
         """Add rows just written."""
@@ -341,8 +328,7 @@ class UsesSampler(CountingSampler):
             self._counts[slots] = 0
         if self.leaves:
             self._under_way[slots], self._generation[slots] = 0, -1
-            self._free.discard(slots)
-        self._eligible.include(slots)
+        self.eligible.include(slots)
 
     def _reserve(self, rows: int) -> None:
         self._rows = rows
@@ -355,7 +341,7 @@ class UsesSampler(CountingSampler):
         """Count draws of rows, each of which is listed once, `total` draws in all."""
         self._counts[slots] += times
         self._total += total
-        self._eligible.exclude(slots[self._counts[slots] == self._limit])
+        self.eligible.exclude(slots[self._counts[slots] == self._limit], USED_UP)
 
     def _take(self, slots: Slots, view: View) -> Draw:
         """Return a draw of different rows, which is counted if there is a limit."""
@@ -365,7 +351,7 @@ class UsesSampler(CountingSampler):
             self._use(slots, 1, slots.size)
             self._under_way[slots] += 1
             self._generation[slots] = generations.cpu().numpy()
-            self.ran_out = self.rows_left == 0
+            self.ran_out = self.eligible.rows == 0
         return Draw(drawn, generations=generations)
 
     def mark_update(self, index: Any, *, storage: BareStorage | None = None) -> None:
@@ -389,7 +375,7 @@ class UsesSampler(CountingSampler):
         """Free the slots of the rows of a delivered batch that have left."""
         if self.leaves:
             slots = self._end(draw)
-            self._free.add(slots[(self._counts[slots] == self._limit) & (self._under_way[slots] == 0)])
+            self.eligible.free.add(slots[(self._counts[slots] == self._limit) & (self._under_way[slots] == 0)])
 
     def undo(self, draw: Draw, view: View) -> None:
         """Let the rows of a batch that reached no reader be drawn again, unless they have been replaced since."""
@@ -403,37 +389,33 @@ class UsesSampler(CountingSampler):
             slots = kept[view.ring.holds(kept, draw.generations[there])].cpu().numpy()
         np.subtract.at(self._counts, slots, 1)
         self._total -= slots.size
-        self._eligible.include(np.unique(slots))
-        self.ran_out = self.leaves and self.rows_left == 0
-
-    def holds(self, slots: Tensor) -> Tensor:
-        """Return which rows can still be drawn."""
-        return torch.from_numpy(self._eligible.has(slots.cpu().numpy())).to(slots.device)
+        self.eligible.include(np.unique(slots), USED_UP)
+        self.ran_out = self.leaves and self.eligible.rows == 0
 
     def drop_rows(self, slots: Tensor, view: View) -> None:
         """Draw rows that are deleted no more."""
         self.begin(view)
         gone: Slots = slots.cpu().numpy()
-        self._eligible.exclude(gone)
+        self.eligible.exclude(gone, DELETED)
         if self._limit is not None:
             self._total += gone.size * self._limit - int(self._counts[gone].sum())
             self._counts[gone] = self._limit
         if self.leaves:
             self._under_way[gone], self._generation[gone] = 0, -1
-            self._free.add(gone)
+            self.eligible.free.add(gone)
 
     def clear(self) -> None:
         """Remove all rows."""
         self._begin()
-        self._eligible.clear()
+        self.eligible.clear()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the draws of each row, the ranks of eligible ones if they have some, and the free slots. Copy."""
         state: dict[str, Any] = {self.limit_name: self._limit}
         if self._limit is not None:
             state["uses"] = torch.from_numpy(self._counts[: self._rows].copy())
-            state["eligible"] = self._eligible.order()
-        return {**state, "free": self._free.state(), "ran_out": self.ran_out} if self.leaves else state
+            state["eligible"] = self.eligible.order()
+        return {**state, "free": self.eligible.free.state(), "ran_out": self.ran_out} if self.leaves else state
 
     def check_state(self, state: dict[str, Any], rows: int) -> None:
         """Check that a state is complete, of the same option, and of `rows` rows.
@@ -471,11 +453,11 @@ class UsesSampler(CountingSampler):
         self._counts[: counts.size] = counts
         self._total = int(counts.sum())
         used = np.flatnonzero(counts == limit)  # slots of all rows are known, as if they were written
-        self._eligible.include(np.concatenate((state["eligible"].numpy(), used)))
-        self._eligible.exclude(used)
+        self.eligible.include(np.concatenate((state["eligible"].numpy(), used)))
+        self.eligible.exclude(used, USED_UP)
         if self.leaves:
-            self._free.add(state["free"].numpy())
-            self._free.add(used)
+            self.eligible.free.add(state["free"].numpy())
+            self.eligible.free.add(used)
             self.ran_out = bool(state["ran_out"])
 
 
@@ -486,7 +468,7 @@ class LimitedSampler(UsesSampler):
     The rows of a batch are drawn one after the other, so a row may be in it more than once, and a row that is used up
     within a batch is not drawn again in it. A row that is used up stays where it is, and is replaced in ring order, as
     any other row. If the rows left do not allow a whole batch, `sample` waits for writers if the buffer has a
-    `rate_limiter`, and raises otherwise. `ConsumingSampler` is the variant whose rows leave the buffer. Memory: 20
+    `rate_limiter`, and raises otherwise. `ConsumingSampler` is the variant whose rows leave the buffer. Memory: 21
     bytes for each slot. Cost of a draw: O(batch_size).
 
     Args:
@@ -503,8 +485,6 @@ class LimitedSampler(UsesSampler):
         >>> sorted(rb.sample().tolist())
         [0, 0, 1, 1]
     """
-
-    _eligible: Eligible
 
     def __init__(self, max_times_sampled: int) -> None:
         self.max_times_sampled = check_integer("max_times_sampled", max_times_sampled, 1, below=MOST_DRAWS)
@@ -540,8 +520,8 @@ class LimitedSampler(UsesSampler):
         parts, missing = [], batch_size
         while missing:
             # as if drawn one by one: a candidate that is used up by its turn is skipped
-            random = torch.randint(0, self.rows_left, (missing,), generator=generator, device=view.device)
-            found = self._use_in_turn(self._eligible.select(random.cpu().numpy()))
+            picked = self.eligible.pick(missing, generator, view.device)
+            found = self._use_in_turn(picked.cpu().numpy())
             parts.append(found)
             missing -= found.size
         slots = torch.from_numpy(parts[0] if len(parts) == 1 else np.concatenate(parts)).to(view.device)
@@ -572,7 +552,7 @@ class ConsumingSampler(UsesSampler):
     the remaining ones continue at the cursor, so no row that is left is replaced while a slot is free.
 
     `ReplayBuffer(consume_after_n_samples=n)` makes a buffer with this sampler. It needs a storage of one dimension, a
-    round-robin writer, and no prefetch. Memory: 20 bytes for each slot, and about 150 for each free slot. Cost of a
+    round-robin writer, and no prefetch. Memory: 33 bytes for each slot, and about 150 for each free slot. Cost of a
     draw: O(batch_size); O(rows) if the batch has a quarter of the rows left or more.
 
     Args:
@@ -592,7 +572,7 @@ class ConsumingSampler(UsesSampler):
         (3, 1, 1, 0)
     """
 
-    _eligible: Eligible
+    eligible: Eligible
     limit_name = "max_sample_count"
 
     def __init__(self, max_sample_count: int = 1, *, replacement: bool = True) -> None:
@@ -611,8 +591,9 @@ class ConsumingSampler(UsesSampler):
             EmptyBufferError: if no row is left.
         """
         self.check_draw(view, batch_size)
-        picked = draw_distinct(self.rows_left, min(batch_size, self.rows_left), generator, view.device)
-        return self._take(self._eligible.select(picked.cpu().numpy()), view)
+        rows = self.eligible.rows
+        picked = draw_distinct(rows, min(batch_size, rows), generator, view.device)
+        return self._take(self.eligible.at(picked).cpu().numpy(), view)
 
     def check_state(self, state: dict[str, Any], rows: int) -> None:
         """Check that a state is complete, and of `rows` rows; `max_sample_count` becomes that of the state.
@@ -669,10 +650,6 @@ def with_limit(sampler: Sampler, limit: int | None, prefetch: int | None) -> Sam
 def _key(draw: Draw) -> int:
     """Return what identifies a draw of a queue: the generation of its first row, which is unique."""
     return -1 if draw.generations is None else int(draw.generations[0])
-
-
-def _arrivals(slots: Sequence[int], view: View) -> Tensor:
-    return view.ring.arrivals(torch.tensor(slots, dtype=torch.int64, device=view.device))
 
 
 def _age(slot: int, view: View) -> int:

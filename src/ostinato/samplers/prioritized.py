@@ -621,7 +621,7 @@ class PrioritizedSampler(PrioritySampler):
         self._tree_alpha = self._alpha
 
     def _fill(self, tree: PriorityTree, run: Run, priority: float | Tensor) -> None:
-        """Give a run of rows one priority above 0; hidden rows keep the value 0."""
+        """Give a run of rows one priority above 0; `record_rows` hides those that may not be drawn."""
         # numpy keeps the GIL for runs as short as most are: another thread would wake up only to wait for the lock
         raw = self._raw.numpy() if self._raw.is_cpu else self._raw
         end, replaced = run.start + run.rows, 0.0
@@ -631,10 +631,6 @@ class PrioritizedSampler(PrioritySampler):
                     replaced = max(replaced, self._largest_of(self._raw[first:stop]))
                 raw[first:stop] = priority
         tree.set_run(run.start, run.rows, (priority + self._eps) ** self._alpha)
-        if self._mask is not None:
-            slots = run.slots(tree.device)
-            slots = slots[self._mask[slots]]
-            tree.set(slots, torch.zeros_like(slots, dtype=torch.float64))
         self.track_largest(0.0, replaced, priority)
 
     # -- state --------------------------------------------------------------------------------------------------------

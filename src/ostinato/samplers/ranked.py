@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, final
 import numpy as np
 import torch
 
-from ostinato.core.eligible import grown, slots_of
+from ostinato.core.eligible import grown
 from ostinato.core.options import check_choice, check_integer
 from ostinato.core.rank_order import RankOrder
 from ostinato.errors import PriorityError, TooFewRowsError
@@ -36,14 +36,15 @@ class _TopSampler(UsesSampler):
         OptionError: if it is below 1.
     """
 
+    eligible: RankOrder
+
     def __init__(self, max_times_sampled: int | None) -> None:
         limit = max_times_sampled
         if limit is not None:
             limit = check_integer("max_times_sampled", limit, 1, below=MOST_DRAWS)
         self.max_times_sampled = limit
         self.counting = limit is not None
-        self._order = RankOrder()
-        super().__init__(limit, self._order, leaves=self.counting)
+        super().__init__(limit, RankOrder(), leaves=self.counting)
 
     def recheck(self) -> None:
         """Do nothing: which rows may be drawn is looked up at each draw."""
@@ -59,35 +60,27 @@ class _TopSampler(UsesSampler):
             super().check_draw(view, batch_size)
             return
         self.begin(view)
-        if self._order.rows < batch_size:
-            raise TooFewRowsError(_too_few(self._order.rows, batch_size))
+        if self.eligible.rows < batch_size:
+            raise TooFewRowsError(_too_few(self.eligible.rows, batch_size))
 
     def _first(self, view: View, count: int, read: ReadKeys) -> Draw:
         """Draw the first rows of the order that may be drawn.
 
         Raises:
             EmptyBufferError: see `check_draw`.
+            TooFewRowsError: where rows stay, if there are fewer.
         """
         self.check_draw(view, count)
-        return self._take(self._allowed(view, count, read), view)
-
-    def _allowed(self, view: View, count: int, read: ReadKeys) -> NDArray[np.int64]:
-        """Return the first rows that the view allows to be drawn."""
-        found = self._order.first(count, read)
-        if view.starts is None:
-            if not self.leaves and found.size < count:  # rows were deleted
-                raise TooFewRowsError(_too_few(found.size, count))
-            return found
         asked = count
         while True:
-            allowed = view.starts.allowed(torch.from_numpy(found).to(view.device)).cpu().numpy()
-            if np.count_nonzero(allowed) >= count:
-                top: NDArray[np.int64] = found[allowed][:count]
-                return top
-            if asked >= self.rows_left:
-                raise TooFewRowsError(_too_few(int(np.count_nonzero(allowed)), count))
+            found = self.eligible.first(asked, read)
+            if view.starts is not None:
+                found = found[view.starts.allowed(torch.from_numpy(found).to(view.device)).cpu().numpy()]
+            if found.size >= count or self.leaves:
+                return self._take(found[:count], view)
+            if asked >= self.eligible.rows:
+                raise TooFewRowsError(_too_few(found.size, count))
             asked *= _GROWTH
-            found = self._order.first(asked, read)
 
 
 @final
@@ -247,11 +240,6 @@ class HeapSampler(PrioritySampler, _TopSampler):
         self._add(slots)
         self.ran_out = False
 
-    def record(self, placement: Placement) -> None:
-        """Give rows just written the default priority."""
-        self._write(slots_of(placement), None)
-        UsesSampler.record(self, placement)
-
     def _write(self, slots: NDArray[np.int64], priorities: NDArray[np.float64] | None) -> None:
         """Set priorities; of equal slots the last one wins."""
         if not slots.size:
@@ -281,7 +269,7 @@ class HeapSampler(PrioritySampler, _TopSampler):
         check_rows(slots.cpu(), view.rows)
         where: NDArray[np.int64] = slots.cpu().numpy()
         self._write(where, None if priorities is None else priorities.cpu().numpy())
-        self._order.include(where[self._order.has(where)])
+        self.eligible.include(where[self.eligible.has(where)])
 
     # -- drawing -------------------------------------------------------------------------------------------------------
 

@@ -8,9 +8,11 @@ from itertools import islice
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypedDict, final
 
+import numpy as np
 import torch
 
 from ostinato.core import kinds
+from ostinato.core.eligible import grown
 from ostinato.core.episodes.tracker import Episodes, as_path
 from ostinato.core.options import check_integer
 from ostinato.core.records import Draw, Run
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Unpack
 
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from ostinato.core.eligible import EligibleRows
@@ -405,10 +408,6 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         """Options, and episodes drawn in this pass."""
         return f"{SliceSampler.__repr__(self)[:-1]}, drawn={self._at} of {self._firsts.shape[0]} episodes)"
 
-    def _least(self, length: int) -> int:
-        """Return the number of rows that an episode must have to be drawn."""
-        return length if self._strict_length else 1
-
     def restart(self) -> None:
         """Begin a new pass with the next draw."""
         SamplerWithoutReplacement.restart(self)
@@ -422,8 +421,7 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         """
         number, length = self._split(batch_size)
         fresh = (view.ring.written, length) != (self._seen, self._length)
-        firsts = self._find(view, length) if fresh else self._firsts
-        self._check_drop_last(firsts, number, length)
+        firsts = self._find(view, number, length, None if fresh else self._firsts)
         if fresh:  # only now: a draw that raises leaves the pass as it was
             SamplerWithoutReplacement.restart(self)
             self._firsts, self._seen, self._length = firsts, view.ring.written, length
@@ -440,28 +438,28 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
             TooFewRowsError: with `drop_last`, if there are fewer episodes than slices in a batch.
             UsageError: if the batch size is not a multiple of the option.
         """
-        number, length = self._split(batch_size)
-        self._check_drop_last(self._find(view, length), number, length)
+        self._find(view, *self._split(batch_size))
 
-    def _check_drop_last(self, firsts: Tensor, number: int, length: int) -> None:
-        if self.drop_last and firsts.shape[0] < number:
-            msg = (
-                f"The batch size ({number} slices) is greater than the storage capacity with drop_last=True: there are "
-                f"{firsts.shape[0]} episodes of {self._least(length)} rows or more: add some or lower batch_size"
-            )
-            raise TooFewRowsError(msg)
-
-    def _find(self, view: View, length: int) -> Tensor:
-        """Return the first rows of the episodes that are long enough, int64 `[n]`.
+    def _find(self, view: View, number: int, length: int, firsts: Tensor | None = None) -> Tensor:
+        """Return the first rows of the episodes that are long enough, int64 `[n]`; those given, if they are known.
 
         Raises:
             EmptyBufferError: if there is none.
+            TooFewRowsError: with `drop_last`, if there are fewer than slices in a batch.
         """
-        table = self._table_of(view)
-        spans = table.episodes()
-        firsts = spans.first[spans.rows >= self._least(length)].to(view.device)
-        if not firsts.shape[0]:
-            raise self._too_short(length, table)
+        least = length if self._strict_length else 1
+        if firsts is None:
+            table = self._table_of(view)
+            spans = table.episodes()
+            firsts = spans.first[spans.rows >= least].to(view.device)
+            if not firsts.shape[0]:
+                raise self._too_short(length, table)
+        if self.drop_last and firsts.shape[0] < number:
+            msg = (
+                f"The batch size ({number} slices) is greater than the storage capacity with drop_last=True: there are "
+                f"{firsts.shape[0]} episodes of {least} rows or more: add some or lower batch_size"
+            )
+            raise TooFewRowsError(msg)
         return firsts
 
     def state_dict(self) -> dict[str, Any]:
@@ -708,12 +706,12 @@ class StreamingSliceSampler(SliceSampler):
         self._rows_each = check_integer("slice_len", slice_len, 1)
         super().__init__(slice_len=self._rows_each, **options)
         self._queue: deque[tuple[int, int]] = deque()  # first slot of each window, and the arrival of its row
-        self._place_in_window = torch.empty(0, dtype=torch.int32, device="cpu")  # of each row; -1 in none
+        self._places: NDArray[np.int32] = np.zeros(0, np.int32)  # of each row in its window; -1 in none
 
     @property
     def nbytes(self) -> int:
         """Bytes of the positions of rows in their windows."""
-        return self._place_in_window.nbytes
+        return self._places.nbytes
 
     def check_parts(self, storage: StorageShape, writer: WriterOrder) -> None:  # noqa: ARG002
         """Check that the storage has one dimension.
@@ -731,47 +729,34 @@ class StreamingSliceSampler(SliceSampler):
             return  # episodes need rows in ring order, so that all placements are runs
         table = view.require_episodes()
         slots = placement.slots()
-        self._reserve(int(slots.max()) + 1, view.capacity)
-        self._place_in_window[slots] = -1
+        self._places = grown(self._places, int(slots.max()) + 1, -1)
+        self._places[slots.numpy()] = -1
         slots = slots[table.ahead(slots) >= 0]  # without masked rows
-        if not slots.shape[0]:
-            return
-        behind = table.behind(slots)
-        places = self._places(slots, behind, table)
-        self._place_in_window[slots] = places.to(torch.int32)
-        ends = slots[(places == self._rows_each - 1) & (behind >= self._rows_each - 1)]
-        if ends.shape[0]:
-            firsts = table.shift(ends, 1 - self._rows_each)
+        behind, before = table.behind(slots), table.shift(slots, -1)
+        ends = self._place_rows(slots.tolist(), behind.tolist(), before.tolist())
+        if ends:
+            firsts = table.shift(torch.tensor(ends, dtype=torch.int64, device="cpu"), 1 - self._rows_each)
             arrivals = view.ring.arrivals(firsts.to(view.device)).tolist()
             self._queue.extend(zip(firsts.tolist(), arrivals, strict=True))
         while len(self._queue) > max(1, view.capacity // self._rows_each):  # the oldest ones were replaced
             self._queue.popleft()
 
-    def _places(self, slots: Tensor, behind: Tensor, table: EpisodeTable) -> Tensor:
-        """Return the position of each new row in its window, int64 `[n]`; they go on from the row before."""
-        episode, order = table.shift(slots, -behind).sort(stable=True)  # by episode, each in the order of writing
-        ranked, back = slots[order], behind[order]
-        first = torch.ones_like(ranked, dtype=torch.bool)
-        first[1:] = episode[1:] != episode[:-1]
-        starts = first.nonzero().flatten()
-        before = self._place_in_window[table.shift(ranked[starts], -1)].to(torch.int64) + 1
-        goes_on = back[starts] >= before.clamp(min=1)  # else it is the first row, or rows of its window were replaced
-        base = torch.where(goes_on, before, 0)
-        steps = torch.arange(ranked.shape[0], device="cpu") - starts.repeat_interleave(
-            torch.diff(starts, append=torch.tensor([ranked.shape[0]], dtype=torch.int64, device="cpu"))
-        )
-        group = first.cumsum(0) - 1
-        places = torch.empty_like(ranked)
-        places[order] = (base[group] + steps) % self._rows_each
-        return places
+    def _place_rows(self, slots: list[int], behind: list[int], before: list[int]) -> list[int]:
+        """Set the position of each new row in its window; return the rows that are the last ones of theirs.
 
-    def _reserve(self, rows: int, capacity: int) -> None:
-        held = self._place_in_window.shape[0]
-        if rows > held:
-            with torch.inference_mode(mode=False):  # changed in place in any mode
-                more = torch.full((min(capacity, max(rows, 2 * held)),), -1, dtype=torch.int32, device="cpu")
-                more[:held] = self._place_in_window
-            self._place_in_window = more
+        Args:
+            slots: of the rows, in the order of writing.
+            behind: rows present before each in its episode.
+            before: slots of the rows before these; their own where there is none.
+        """
+        places, ends = self._places, []
+        for slot, back, last in zip(slots, behind, before, strict=True):
+            place = int(places[last]) + 1
+            # else it is the first row, or rows of its window were replaced
+            places[slot] = place = place % self._rows_each if back >= max(place, 1) else 0
+            if place == self._rows_each - 1 <= back:
+                ends.append(slot)
+        return ends
 
     def draw(self, view: View, batch_size: int, generator: torch.Generator | None) -> Draw:
         """Draw queued windows, then slices of `SliceSampler` for the rest of the batch.
@@ -827,7 +812,7 @@ class StreamingSliceSampler(SliceSampler):
     def clear(self) -> None:
         """Forget all windows."""
         self._queue.clear()
-        self._place_in_window = self._place_in_window[:0]
+        self._places = self._places[:0]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the queue, and the position of each row in its window. Copy."""
@@ -836,7 +821,7 @@ class StreamingSliceSampler(SliceSampler):
             **super().state_dict(),
             "slice_len": self._rows_each,
             "queue": queue,
-            "places": self._place_in_window.clone(),
+            "places": torch.from_numpy(self._places.copy()),
         }
 
     def check_state(self, state: dict[str, Any], rows: int) -> None:
@@ -858,11 +843,10 @@ class StreamingSliceSampler(SliceSampler):
 
     def move_state(self, state: dict[str, Any], order: Tensor) -> dict[str, Any]:
         """Return the state after rows were moved; windows whose first rows have left are dropped."""
-        queue, places = state["queue"].clone(), state["places"]
+        queue = state["queue"].clone()
         queue[:, 0] = new_slots(order, queue[:, 0])
-        held = torch.full((max(int(order.max()) + 1, places.shape[0]),), -1, dtype=torch.int32, device="cpu")
-        held[: places.shape[0]] = places
-        return {**state, "queue": queue[queue[:, 0] >= 0], "places": held[order.cpu()]}
+        places = grown(state["places"].numpy(), int(order.max()) + 1, -1)[order.cpu().numpy()]
+        return {**state, "queue": queue[queue[:, 0] >= 0], "places": torch.from_numpy(places)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned.
@@ -878,8 +862,7 @@ class StreamingSliceSampler(SliceSampler):
             raise UsageError(msg)
         super().load_state_dict(state)
         self._queue = deque((slot, arrival) for slot, arrival in state["queue"].tolist())
-        with torch.inference_mode(mode=False):
-            self._place_in_window = state["places"].clone()
+        self._places = state["places"].numpy().copy()
 
 
 def _checked_span(span: Any, length: int | None) -> tuple[Side, Side]:

@@ -104,25 +104,22 @@ def index_and_info(
         storage: where the flags of slices are read.
         marks: the sampler's function that returns the flags of its slices.
     """
-    slots, each = draw.slots, draw.rows_each
+    each, weights = draw.rows_each, draw.weights
     info: dict[Any, Any] = dict(draw.info or {})
-    weights = draw.weights
-    plan = None
-    if each is not None:
+    if each is None:
+        whole: Index = as_index(draw.slots, storage)
+    else:
         schema = storage.schema
         if schema is None:
             msg = f"{type(storage).__name__} has no fields for slices: use LazyTensorStorage"
             raise UsageError(msg)
-        plan = Plan.of_slices(schema, view.require_episodes(), slots, each, draw.pad)
-        slots = plan.records
+        plan = Plan.of_slices(schema, view.require_episodes(), draw.slots, each, draw.pad)
         weights = None if weights is None else plan.per_record(weights)
         info.update(plan.notes)
-    whole: Index = as_index(slots, storage)
-    if plan is not None:
-        whole = whole if isinstance(whole, tuple) else (whole,)
-        found = marks(plan, storage[whole if len(whole) > 1 else whole[0]])
-        for path, flags in found.items():
+        index = as_index(plan.records, storage)
+        for path, flags in marks(plan, storage[index]).items():
             info[path if len(path) > 1 else path[0]] = flags
+        whole = index if isinstance(index, tuple) else (index,)
     if weights is not None:
         info["priority_weight"] = weights
     return whole, info

@@ -9,7 +9,6 @@ from torch.compiler import is_dynamo_compiling
 
 from ostinato._backend import backend
 from ostinato.core.eligible import scale
-from ostinato.core.episodes.table import Starts
 from ostinato.core.records import Draw, Run
 from ostinato.errors import OptionError, TooFewRowsError, UsageError
 from ostinato.samplers.base import Sampler, check_replacement, new_slots, require, require_options
@@ -71,14 +70,9 @@ class RandomSampler(Sampler):
 
     def draw(self, view: View, batch_size: int, generator: torch.Generator | None) -> Draw:
         """Draw `batch_size` independent uniform slots, among those that may be drawn."""
-        starts = view.starts
-        if starts is None:
-            return Draw(torch.randint(0, view.rows, (batch_size,), generator=generator, device=view.device))
-        if type(starts) is Starts:
-            randoms = torch.randint(0, _TOP, (batch_size,), generator=generator, device=view.device)
-            return Draw(starts.draw(randoms))
-        ranks = torch.randint(0, starts.rows, (batch_size,), generator=generator, device=view.device)
-        return Draw(starts.at(ranks))
+        if view.starts is not None:
+            return Draw(view.starts.pick(batch_size, generator, view.device))
+        return Draw(torch.randint(0, view.rows, (batch_size,), generator=generator, device=view.device))
 
 
 class SamplerWithoutReplacement(RandomSampler):
@@ -408,13 +402,7 @@ def _is_order(order: Any, rows: int | None) -> bool:
         return rows is None and order is None
     if not (isinstance(order, torch.Tensor) and order.dtype is torch.int64 and tuple(order.shape) == (rows,)):
         return False
-    if rows == 0:
-        return True
-    if not 0 <= int(order.min()) <= int(order.max()) < rows:
-        return False
-    seen = torch.zeros(rows, dtype=torch.bool, device=order.device)
-    seen[order] = True
-    return bool(seen.all())
+    return torch.equal(order.sort().values, torch.arange(rows, device=order.device))
 
 
 # -- endless passes on devices --------------------------------------------------------------------------------------

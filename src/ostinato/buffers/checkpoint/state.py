@@ -151,13 +151,14 @@ def engine_state(engine: Reader, queued: Sequence[Draw], transform: Compose, bat
         _reader_state(view, () if view.queue is None else view.queue.draws, view.transform, view.batch_size)
         for view in (engine.store.readers[1:] if engine.own else ())
     ]
+    remover = engine.store.remover
     return {
         **{name: _part_state(part) for name, part in (("storage", engine.storage), ("writer", engine.writer))},
         "stamps": engine.ring.state_dict(),
         "rows_written": engine.rows_written,
         "rows_since_empty": engine.rows_since_empty,
         **_reader_state(engine, queued, transform, batch_size),
-        **({} if engine.store.left is None else {"deleted": engine.store.left.state()}),
+        **({} if remover is None or remover.eligible is None else {"deleted": remover.eligible.state()}),
         **({"views": views} if views else {}),
         **(
             {"observers": [_observer_state(engine.store, one) for one in engine.store.added]}

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from ostinato._backend import backend
+from ostinato.core.eligible import EligibleRows
 from ostinato.core.episodes.numpy import CUT, OPEN, NumpyEpisodes
 from ostinato.core.records import check_slots
 from ostinato.errors import CapacityError, CheckpointError, EmptyBufferError, OptionError
@@ -378,7 +379,11 @@ class EpisodeTable:
 
     def episodes(self) -> Spans:
         """List the episodes present; that with the oldest row comes first. Copies; O(count log count)."""
-        return _spans(self._rows)
+        first = torch.empty(self._rows.count, dtype=torch.int64, device="cpu")
+        lengths, serial, closed = (torch.empty_like(first, dtype=x) for x in (torch.int64, torch.int64, torch.bool))
+        spans = Spans(first, lengths, closed, serial)
+        self._rows.spans(*map(_address, spans))
+        return spans
 
     def starts(self, need: int) -> Starts:
         """Return the rows with at least `need - 1` rows after them in their episode.
@@ -413,14 +418,10 @@ class EpisodeTable:
     def state_dict(self) -> dict[str, Any]:
         """Return the state, a copy: integers and tensors, 4 bytes a row and 26 an episode."""
         rows = self._rows
-        serials = torch.empty(rows.records, dtype=torch.int64, device="cpu")
+        sizes = {"episode": rows.present, "free": rows.free_count}
         tensors = {
-            "episode": torch.empty(rows.present, dtype=torch.int32, device="cpu"),
-            "serials": serials,
-            "keys": torch.empty_like(serials),
-            "kinds": torch.empty_like(serials, dtype=torch.uint8),
-            "status": torch.empty_like(serials, dtype=torch.uint8),
-            "free": torch.empty(rows.free_count, dtype=torch.int64, device="cpu"),
+            name: torch.empty(sizes.get(name, rows.records), dtype=dtype, device="cpu")
+            for name, dtype in _ARRAYS.items()
         }
         rows.save(*(x.data_ptr() for x in tensors.values()))
         numbers = {"capacity": self.capacity, "lanes": self.num_envs, "cursor": rows.cursor, "serial": rows.serial}
@@ -443,7 +444,7 @@ class EpisodeTable:
 
 
 @final
-class Starts:
+class Starts(EligibleRows):
     """Rows that have at least `need - 1` rows after them in their episode; made by `EpisodeTable.starts`.
 
     The table keeps them up to date. A draw costs O(log episodes) a row, however many rows there are. The rows drawn
@@ -461,7 +462,7 @@ class Starts:
         return f"Starts(need={self.need}, rows={self.rows}, episodes={self.episodes})"
 
     @property
-    def rows(self) -> int:
+    def rows(self) -> int:  # type: ignore[override]
         """Number of such rows."""
         return self._rows.start_rows(self._handle)
 
@@ -469,6 +470,11 @@ class Starts:
     def episodes(self) -> int:
         """Episodes of at least `need` rows."""
         return self._rows.start_episodes(self._handle)
+
+    def at(self, ranks: Tensor) -> Tensor:
+        """Return the slots of these ranks."""
+        each, rest = divmod(2**63, max(2, self.rows))  # each rank has these random numbers, one of them more for some
+        return self.draw(ranks * each - (-ranks * rest).div(self.rows, rounding_mode="floor"))
 
     def draw(self, randoms: Tensor, *, by_episode: bool = False) -> Tensor:
         """Draw rows, each with the same probability; or episodes of at least `need` rows, and a row of each.
@@ -492,14 +498,16 @@ class Starts:
         try:
             draw(self._handle, numbers.data_ptr(), rows, out.data_ptr())
         except IndexError as error:
-            lengths = _spans(self._rows).rows
-            longest = int(lengths.max()) if lengths.numel() else 0
-            msg = (
-                f"no episode has the {self.need} rows of a window: of the {self._rows.count} episodes present the "
-                f"longest has {longest}: add rows first, or ask for fewer"
-            )
-            raise EmptyBufferError(msg) from error
+            raise EmptyBufferError(self.why_none(0)) from error
         return out if randoms.is_cpu else out.to(randoms.device)
+
+    def pick(self, count: int, generator: torch.Generator | None, device: torch.device) -> Tensor:
+        """Draw `count` rows by random numbers of 63 bits, as slices are drawn."""
+        return self.draw(torch.randint(0, 2**63 - 1, (count,), generator=generator, device=device))
+
+    def why_none(self, rows: int) -> str:  # noqa: ARG002
+        """Return that no window is complete."""
+        return f"no row has {self.need} rows of its episode from itself on: add longer episodes or shorten the window"
 
     def allowed(self, slots: Tensor) -> Tensor:
         """Tell which of these slots (int64 `[n]`) are such rows: bool `[n]`.
@@ -540,14 +548,6 @@ def _read(
         check_slots(at, capacity)
         raise
     return outs if slots.is_cpu else [out.to(slots.device) for out in outs]
-
-
-def _spans(rows: NativeEpisodes | NumpyEpisodes) -> Spans:
-    first = torch.empty(rows.count, dtype=torch.int64, device="cpu")
-    lengths, serial, closed = (torch.empty_like(first, dtype=x) for x in (torch.int64, torch.int64, torch.bool))
-    spans = Spans(first, lengths, closed, serial)
-    rows.spans(*(x.data_ptr() for x in spans))
-    return spans
 
 
 def _checked(name: str, tensor: Tensor, dtype: torch.dtype, rows: int | None = None) -> Tensor:
@@ -606,39 +606,31 @@ def _check_state(state: Any, capacity: int, num_envs: int) -> dict[str, Tensor]:
         tensors[name] = x.contiguous()
     arrays = {name: x.numpy() for name, x in tensors.items()}
     _check_records(arrays, state)
-    _check_open(arrays, state)
     return tensors
 
 
 def _check_records(arrays: dict[str, npt.NDArray[Any]], state: dict[str, Any]) -> None:
-    episode, serials = arrays["episode"], arrays["serials"]
+    """Check the records, and the streams: each has one open episode at most, and only open episodes have one."""
+    episode, serials, keys, kinds, status, free = (arrays[name] for name in _ARRAYS)
     records, capacity = serials.shape[0], state["capacity"]
     _require(0 <= state["cursor"] < capacity and episode.shape[0] <= capacity, "it has more rows than slots")
     _require(records <= 2 * capacity, "it has more records than rows could ever need")
-    _require(all(arrays[x].shape[0] == records for x in ("keys", "kinds", "status")), "its lengths differ")
+    _require(all(x.shape[0] == records for x in (keys, kinds, status)), "its lengths differ")
     inside = bool(((episode >= -1) & (episode < records)).all())
     _require(inside, "a row is in an episode that does not exist")
     rows = np.bincount(episode[episode >= 0], minlength=records)
-    _require(np.array_equal(np.sort(arrays["free"]), np.flatnonzero(rows == 0)), "its free records hold rows")
+    _require(np.array_equal(np.sort(free), np.flatnonzero(rows == 0)), "its free records hold rows")
+    _require(not (serials | status)[rows == 0].any(), "a free record has a serial number or a status")
     live = serials[rows > 0]
-    _require(not serials[rows == 0].any(), "a free record has a serial number")
     _require(bool(((live >= 1) & (live <= state["serial"])).all()), "a serial number is out of range")
     _require(np.unique(live).shape == live.shape and state["serial"] >= 0, "a serial number repeats")
-    _require(bool((arrays["status"] <= CUT).all()), "the status of an episode is unknown")
-    _require(bool(((rows > 0) | (arrays["status"] == OPEN)).all()), "a free record has a status")
-
-
-def _check_open(arrays: dict[str, npt.NDArray[Any]], state: dict[str, Any]) -> None:
-    """Check the streams: each has one open episode at most, and only open episodes have one."""
-    episode, keys, kinds = arrays["episode"], arrays["keys"], arrays["kinds"]
-    _require(bool((kinds <= 1).all()), "the stream of an episode is unknown")
-    rows = np.bincount(episode[episode >= 0], minlength=keys.shape[0])
-    is_open = (arrays["status"] == OPEN) & (rows > 0)
-    _require(not keys[~is_open].any() and not kinds[~is_open].any(), "an episode that is closed has a stream")
+    _require(bool((status <= CUT).all() and (kinds <= 1).all()), "the status or stream of an episode is unknown")
+    is_open = (status == OPEN) & (rows > 0)
+    _require(not (keys | kinds)[~is_open].any(), "an episode that is closed has a stream")
     streams = np.stack([kinds[is_open].astype(np.int64), keys[is_open]])
     _require(np.unique(streams, axis=1).shape == streams.shape, "two episodes continue in one stream")
     first = state["cursor"] - episode.shape[0]
-    envs = (first + np.arange(episode.shape[0])) % state["capacity"] % state["lanes"]
+    envs = (first + np.arange(episode.shape[0])) % capacity % state["lanes"]
     in_env = np.append(is_open & (kinds == 0), [False])[episode]  # the last entry is that of record -1
     _require(np.array_equal(envs[in_env], keys[episode[in_env]]), "an episode has rows of two environments")
 

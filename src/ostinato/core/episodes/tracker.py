@@ -588,25 +588,16 @@ class _Runs:
         self._next = 0
 
     def record(self, ids: Tensor, steps: Tensor) -> Tensor:
-        """Return the streams of rows in the order of writing, int64 `[n]` each. Cost: O(n log n)."""
-        order = torch.argsort(ids, stable=True)
-        by_id, in_order = ids[order], steps[order]
-        begins = torch.ones_like(by_id, dtype=torch.bool)
-        begins[1:] = (by_id[1:] != by_id[:-1]) | (in_order[1:] != in_order[:-1] + 1)
-        number = begins.cumsum(0) - 1
-        streams = torch.arange(self._next, self._next + int(begins.sum()), device="cpu")
-        self._next += streams.shape[0]
-        fresh = torch.ones_like(begins)
-        fresh[1:] = by_id[1:] != by_id[:-1]
-        lasts = torch.cat((fresh[1:], torch.ones_like(fresh[:1])))
-        known, firsts, runs = (x[fresh].tolist() for x in (by_id, in_order, number))
-        for key, step, run in zip(known, firsts, runs, strict=True):
-            before = self.last.get(key)
-            if before is not None and before[0] + 1 == step:
-                streams[run] = before[1]
-        ends, held = in_order[lasts].tolist(), streams[number[lasts]].tolist()
-        self.last.update(zip(known, zip(ends, held, strict=True), strict=True))
-        return torch.empty_like(ids).index_copy_(0, order, streams[number])
+        """Return the streams of rows in the order of writing, int64 `[n]`. Cost: O(n)."""
+        streams = torch.empty_like(ids)
+        found = streams.numpy()
+        for i, (key, step) in enumerate(zip(ids.tolist(), steps.tolist(), strict=True)):
+            before, stream = self.last.get(key, (None, 0))
+            if before is None or before + 1 != step:
+                stream, self._next = self._next, self._next + 1
+            self.last[key] = step, stream
+            found[i] = stream
+        return streams
 
     def state_dict(self) -> dict[str, Any]:
         rows = [(key, *value) for key, value in self.last.items()]
