@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 __all__ = ["Call", "Fleet", "Result", "Simulation", "run"]
 
 LIMITER = -1
-_LOAN_S = 0.01
-"""A process that asks the rate limiter more often than this borrows the permits of so long with one call."""
 _AGE_S = 1.0
 _WRITES_PER_S = 50.0
 """Calls of one writer, if the rate limiter and its shard answer in time."""
@@ -84,8 +82,6 @@ class Result(NamedTuple):
     """Calls of learners to shards."""
     asked: int
     """Calls to the rate limiter."""
-    permits: int
-    """Permits that were used."""
     writes: int
 
     def row(self) -> dict[str, float]:
@@ -99,7 +95,6 @@ class Result(NamedTuple):
             "batches_per_s": batches / self.seconds,
             "rows_per_s": self.rows / self.seconds,
             "limiter_calls_per_s": self.asked / self.seconds,
-            "permits_per_s": self.permits / self.seconds,
             "written_per_s": self.writes * WRITE_ROWS / self.seconds,
         }
 
@@ -196,25 +191,18 @@ class Simulation:
 
 
 class _Permits:
-    """The permits of one process: one call for each, or one for those of `_LOAN_S` if it needs them that often."""
+    """The permits of one process: one call for each."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
-        self._last = self._until = -1.0
-        self.used = self.calls = 0
+        self.calls = 0
 
     def take(self) -> Generator[Any, None, None]:
-        """Take a permit; ask the limiter unless one was borrowed."""
+        """Ask the limiter for a permit."""
         simulation = self._simulation
-        if not simulation.fleet.limiter:
-            return
-        self.used += 1
-        often, self._last = simulation.now - self._last < _LOAN_S, simulation.now
-        if simulation.now < self._until:
-            return
-        self.calls += 1
-        yield [Call(LIMITER, simulation.cost("submit"), simulation.cost("permit"), simulation.cost("get"))]
-        self._until = simulation.now + _LOAN_S if often else -1.0
+        if simulation.fleet.limiter:
+            self.calls += 1
+            yield [Call(LIMITER, simulation.cost("submit"), simulation.cost("permit"), simulation.cost("get"))]
 
 
 class _Learner:
@@ -310,10 +298,9 @@ def run(costs: Costs, fleet: Fleet, batches: int, seed: int = 0) -> Result:
         simulation.spawn(process)
     seconds = simulation.run()
     latencies = [each for learner in learners for each in learner.latencies]
-    permits = [learner.permits for learner in learners] + [writer.permits for writer in writers]
+    asked = sum(one.permits.calls for one in (*learners, *writers))
     calls, writes = sum(learner.calls for learner in learners), sum(writer.writes for writer in writers)
-    asked, used = sum(one.calls for one in permits), sum(one.used for one in permits)
-    return Result(latencies, seconds, len(latencies) * fleet.batch, calls, asked, used, writes)
+    return Result(latencies, seconds, len(latencies) * fleet.batch, calls, asked, writes)
 
 
 # -- a real fleet -----------------------------------------------------------------------------------------------------
@@ -343,14 +330,14 @@ def _draw_real(rb: ShardedReplayBuffer, size: int, warm: int, batches: int) -> R
         began = time.perf_counter()
         rb.sample(size)
         latencies.append(time.perf_counter() - began)
-    return Result(latencies, time.perf_counter() - start, batches * size, 0, 0, 0, 0)
+    return Result(latencies, time.perf_counter() - start, batches * size, 0, 0, 0)
 
 
 # -- the command line -------------------------------------------------------------------------------------------------
 
 _HEAD = (
     f"{'fleet':46}{'calls/batch':>12}{'p50 ms':>9}{'p99 ms':>9}{'batches/s':>11}{'rows/s':>12}{'limiter/s':>11}"
-    f"{'permits/s':>11}{'written/s':>12}"
+    f"{'written/s':>12}"
 )
 
 
@@ -358,7 +345,7 @@ def _show(name: str, result: Result) -> dict[str, float]:
     row = result.row()
     print(
         f"{name:46}{row['calls_per_batch']:12.1f}{row['p50_ms']:9.2f}{row['p99_ms']:9.2f}{row['batches_per_s']:11.0f}"
-        f"{row['rows_per_s']:12.0f}{row['limiter_calls_per_s']:11.0f}{row['permits_per_s']:11.0f}"
+        f"{row['rows_per_s']:12.0f}{row['limiter_calls_per_s']:11.0f}"
         f"{row['written_per_s']:12.0f}",
         flush=True,
     )

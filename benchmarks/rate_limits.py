@@ -1,8 +1,7 @@
 """Calls per second that the rate limiter of shards allows, for several handles: `python -m benchmarks.rate_limits`.
 
 Each handle is used by one thread. "writers" write and nothing waits; "both sides" has as many readers as writers, which
-wait for each other in a narrow band. Handles that make calls without pause borrow permits; with `--pause` they do other
-work between two calls, as a write to a shard does.
+wait for each other in a narrow band. With `--pause` they do other work between two calls, as a write to a shard does.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from ostinato import RateLimiter
 from ostinato.distributed.rate_limits import RateLimitClient, RateLimits
 
 if TYPE_CHECKING:
-    from ostinato.distributed.permits import Kind
+    from ostinato.distributed.rate_limits import Kind
 
 ray: Any = ray_package  # its stubs take no plain classes
 ROWS = 16

@@ -13,7 +13,7 @@ from ostinato.errors import UsageError
 
 if TYPE_CHECKING:
     from ostinato.distributed.fleet import Fleet
-    from ostinato.distributed.permits import Kind, Loan, PermitReport
+    from ostinato.distributed.rate_limits import Kind
     from ostinato.distributed.ray_client import Retry
     from ostinato.distributed.save_failures import SaveFailure
 
@@ -61,14 +61,9 @@ class FleetActor:
         timeout_s: float | None,
         waited_s: float,
         min_rows: int | None = None,
-        loan: Loan | None = None,
-    ) -> tuple[int, int, int] | Retry:
+    ) -> int | Retry:
         """Do `RateLimits.acquire`."""
-        return await self._limiter.acquire(kind, rows, timeout_s, waited_s, min_rows, loan)
-
-    async def settle(self, owner: str, report: PermitReport) -> None:
-        """Do `RateLimits.settle`."""
-        await self._limiter.settle(owner, report)
+        return await self._limiter.acquire(kind, rows, timeout_s, waited_s, min_rows)
 
     async def can(self, kind: Kind, rows: int) -> bool:
         """Do `RateLimits.can`."""

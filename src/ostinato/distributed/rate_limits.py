@@ -5,26 +5,22 @@ from __future__ import annotations
 import asyncio
 import bisect
 import math
-import secrets
 import threading
 import time
 import warnings
-from typing import TYPE_CHECKING, Any, NamedTuple, final
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, final
 
 from ostinato.buffers.rate_limit import Flow, RateLimiter, Stock
 from ostinato.distributed.actor_names import check_connected
 from ostinato.distributed.deadlines import CALL_TIMEOUT_S, POLL_S, Callee, Deadline
-from ostinato.distributed.permit_holder import PermitHolder
-from ostinato.distributed.permits import LEASE_S, Permits
 from ostinato.distributed.ray_client import RETRY, Retry, finishes, result_of, short_message
 from ostinato.errors import KindError, LostBufferError, NoPermitError, OptionError, WaitTimeoutError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ostinato.distributed.permits import Kind, Loan, PermitReport
-
 __all__ = [
+    "Kind",
     "Notifier",
     "RateLimitClient",
     "RateLimits",
@@ -34,17 +30,14 @@ __all__ = [
     "warn_of_rules",
 ]
 
+Kind: TypeAlias = Literal["write", "draw"]
+
 _NAME = "the actor of the rate limiter"
 _COUNT_EVERY_S = 0.02
 _COUNT_TIMEOUT_S = 1.0
 """How long a count waits for a shard that answered the previous one."""
 _FINAL_COUNT_S = 0.25
 """How long a call whose time is up waits for the count that it has requested."""
-
-_LATER_S = 0.01
-"""How long after its end a lease is noticed: timers of the event loop may be early by their resolution."""
-_NO_LOANS_S = 0.25
-"""How long no permits are lent to one side after the other has waited."""
 
 
 # -- counting rows ----------------------------------------------------------------------------------------------------
@@ -197,8 +190,6 @@ class _Side:
         self.check, self.reason, self.others = check, reason, others
         self.waiting: list[_Call] = []
         """Calls that wait, the first to wait first."""
-        self.waited = -math.inf
-        """When a call waited for the last time."""
 
     @property
     def rows(self) -> list[int]:
@@ -214,9 +205,7 @@ class RateLimits:
     that no reader waits for it. Rows are counted in the shards until there are enough to begin; if draws consume rows,
     whenever there may be too few; and when a client reports that some may be lost.
 
-    Of calls that wait, the first one that may proceed goes first. Handles that make many calls borrow permits for the
-    next ones, see `Permits`, while no call waits; a call that is not allowed while permits are lent waits for the
-    reports of their handles before it is denied.
+    Of calls that wait, the first one that may proceed goes first.
 
     Args:
         limiter: The rules.
@@ -225,11 +214,9 @@ class RateLimits:
 
     def __init__(self, limiter: RateLimiter, shards: Sequence[Any]) -> None:
         flow = self._flow = Flow(limiter)
-        self._permits = Permits(flow, secrets.randbits(48))
         self._counter = RowCounter(shards, self._needs_count, self._admit)
         self._begun = False
         self._beginning = asyncio.Lock()
-        self._reported = Notifier()
         self._sides: dict[Kind, _Side] = {
             "write": _Side(flow.check_write, flow.why_no_write, "readers"),
             "draw": _Side(flow.check_draw, flow.why_no_draw, "writers"),
@@ -242,8 +229,7 @@ class RateLimits:
         timeout_s: float | None,
         waited_s: float,
         min_rows: int | None = None,
-        loan: Loan | None = None,
-    ) -> tuple[int, int, int] | Retry:
+    ) -> int | Retry:
         """Wait until a call may proceed, for at most `POLL_S`, and count it; `RETRY` if it must be made again.
 
         Args:
@@ -252,18 +238,15 @@ class RateLimits:
             timeout_s: Longest wait of all polls together; None is the limiter's.
             waited_s: Seconds waited in earlier polls.
             min_rows: Rows of the smallest batch to draw when the time is up.
-            loan: Permits to borrow for the next calls.
 
         Returns:
-            The rows that were counted, the rows of permits that were lent, and the number of the counts (`era`).
+            The rows that were counted.
 
         Raises:
             OptionError: The limiter can never allow it.
             WaitTimeoutError: The time is up; the message says who waits for what.
         """
         side = self._sides[kind]
-        if loan is not None:
-            await self.settle(loan.owner, loan.report)
         side.check(rows if min_rows is None else min_rows, None)
         await self._start()
         limit_s = self._flow.limiter.timeout_s if timeout_s is None else timeout_s
@@ -272,7 +255,7 @@ class RateLimits:
             if left_s > POLL_S:
                 return RETRY
             rows = self._last_chance(kind, rows, min_rows, limit_s)
-        return rows, 0 if loan is None else self._lend(kind, rows, loan), self._permits.era
+        return rows
 
     def _last_chance(self, kind: Kind, rows: int, min_rows: int | None, limit_s: float) -> int:
         """Return the rows of a smaller batch, and count it.
@@ -281,7 +264,7 @@ class RateLimits:
             WaitTimeoutError: Not even that is allowed.
         """
         side, stock = self._sides[kind], Stock(self._counter.least)
-        most = 0 if min_rows is None else self._permits.most_draws(rows, stock)
+        most = 0 if min_rows is None else self._flow.most_draws(rows, stock)
         if min_rows is not None and most >= min_rows:
             self._record(kind, most)
             return most
@@ -296,8 +279,8 @@ class RateLimits:
         except OptionError:
             return False
         await self._start()
-        if not self._may(kind, rows):
-            await self._learn(self._counter.request() if self._short else 0)
+        if not self._may(kind, rows) and self._short:
+            await self._learn(self._counter.request())
         return self._may(kind, rows)
 
     async def _start(self) -> None:
@@ -308,8 +291,10 @@ class RateLimits:
                     await self.begin()
 
     def _may(self, kind: Kind, rows: int) -> bool:
-        counter = self._counter
-        return self._permits.may(kind, rows, Stock(counter.most if kind == "write" else counter.least))
+        flow, counter = self._flow, self._counter
+        if kind == "write":
+            return flow.may_write(rows, Stock(counter.most))
+        return flow.may_draw(rows, Stock(counter.least))
 
     async def _wait(self, kind: Kind, rows: int, seconds: float, waited_s: float) -> bool:
         """Wait until a call may proceed, and count it; False if it may not by then."""
@@ -326,17 +311,12 @@ class RateLimits:
                 await self._learn(count)
             return call.counted.done()
         finally:
-            side.waited = loop.time()
             if call in side.waiting:
                 side.waiting.remove(call)
 
     async def _learn(self, count: int) -> None:
-        """Wait for a count of the rows and for reports of handles: without them, a denial proves nothing."""
-        clock = asyncio.get_running_loop().time
-        until = clock() + _FINAL_COUNT_S
+        """Wait for a count of the rows: without it, a denial proves nothing."""
         await self._counter.wait_for(count, _FINAL_COUNT_S)
-        while self._permits.lent and (left := until - clock()) > 0:
-            await self._reported.wait(left)
         self._admit()
 
     def _record(self, kind: Kind, rows: int) -> None:
@@ -373,35 +353,6 @@ class RateLimits:
             self._add(kind, call.rows)
         return len(side.waiting) < waiting
 
-    # -- permits that are lent ----------------------------------------------------------------------------------------
-
-    def _lend(self, kind: Kind, rows: int, loan: Loan) -> int:
-        """Lend permits unless a call waits, or one of the other side waited a short time ago."""
-        side, other = self._sides[kind], self._sides["draw" if kind == "write" else "write"]
-        loop, counter = asyncio.get_running_loop(), self._counter
-        now = loop.time()
-        if not loan.rows or side.waiting or other.waiting or now - other.waited < _NO_LOANS_S:
-            return 0
-        if kind == "draw" and counter.counting:
-            return 0  # draws that consume rows are allowed one by one: rows are counted between them
-        lent = self._permits.lend(loan.owner, kind, rows, loan.rows, Stock(counter.least), now)
-        if lent:
-            loop.call_later(LEASE_S + _LATER_S, self._expire)
-        return lent
-
-    async def settle(self, owner: str, report: PermitReport) -> None:
-        """Count the permits that a handle has used, and take back those that it has not."""
-        if self._permits.settle(owner, report):
-            self._counter.add_written(report.written)
-            self._counter.add_drawn(report.drawn)
-            self._admit()
-            self._reported.notify()
-
-    def _expire(self) -> None:
-        if self._permits.expire(asyncio.get_running_loop().time()):
-            self._admit()
-            self._reported.notify()
-
     # -- counts -------------------------------------------------------------------------------------------------------
 
     async def give_back(self, written: int, drawn: int) -> None:
@@ -416,9 +367,7 @@ class RateLimits:
 
     async def begin(self) -> None:
         """Reset the counts to the rows that are present."""
-        await self._learn(0)
         await self._counter.wait_for(self._counter.request())
-        self._permits.begin()
         self._flow.begin(self._counter.rows)
         self._begun = True
         self._admit()
@@ -426,7 +375,6 @@ class RateLimits:
     async def state(self) -> dict[str, Any]:
         """Return the counts, and the rules that they were counted under."""
         await self._start()
-        await self._learn(0)
         return self._flow.state_dict()
 
     async def restore(self, state: dict[str, Any] | None) -> str | None:
@@ -435,17 +383,14 @@ class RateLimits:
         Returns:
             What differs in the rules, in words; None for nothing.
         """
-        await self._learn(0)
         await self._counter.wait_for(self._counter.request())
         differing = self._flow.load_state_dict(state, self._counter.rows)
-        self._permits.begin()
         self._begun = True
         self._admit()
         return differing
 
     async def totals(self) -> tuple[int, int]:
         """Return the rows written and drawn since the counts began."""
-        await self._learn(0)
         return self._flow.written, self._flow.drawn
 
     async def num_counts(self) -> int:
@@ -526,7 +471,6 @@ class RateLimitClient:
         self._check_gone = check_gone
         self._callee = callee
         self._call_timeout_s = call_timeout_s
-        self._permits = PermitHolder(actor)
 
     def acquire(self, kind: Kind, rows: int, timeout_s: float | None, min_rows: int | None = None) -> Permit:
         """Wait until `rows` may be written or drawn.
@@ -544,8 +488,6 @@ class RateLimitClient:
         """
         check_connected()
         deadline = Deadline.of_wait(timeout_s, self.limiter.timeout_s, self._call_timeout_s)
-        if self._permits.take(kind, rows):
-            return Permit(rows, deadline.wait_s)
         while True:
             found = self._request(kind, rows, timeout_s, deadline, min_rows)
             if found is not None:
@@ -556,21 +498,17 @@ class RateLimitClient:
     ) -> int | None:
         """Call the actor once; return the rows that it has allowed, None if the call must be made again."""
         waited_s = deadline.elapsed_s
-        with self._permits.borrow(kind, rows) as borrowed:
-            call = self.actor.acquire.remote(kind, rows, timeout_s, waited_s, min_rows, borrowed.loan)
-            if not finishes(call, deadline.silence_left_s(time.monotonic())):
-                self._abandon(call, kind)
-                msg = (
-                    f"a {kind} of {rows} row(s) waited {min(deadline.wait_s, deadline.elapsed_s):.3g} s for the rate "
-                    f"limiter, but {self._callee} does not answer: it is stopped, overloaded, or being restarted; "
-                    "nothing has changed, try again"
-                )
-                raise NoPermitError(msg)
-            found = self._result(call)
-            if found is RETRY:
-                return None
-            allowed, borrowed.lent, borrowed.era = found
-            return int(allowed)
+        call = self.actor.acquire.remote(kind, rows, timeout_s, waited_s, min_rows)
+        if not finishes(call, deadline.silence_left_s(time.monotonic())):
+            self._abandon(call, kind)
+            msg = (
+                f"a {kind} of {rows} row(s) waited {min(deadline.wait_s, deadline.elapsed_s):.3g} s for the rate "
+                f"limiter, but {self._callee} does not answer: it is stopped, overloaded, or being restarted; "
+                "nothing has changed, try again"
+            )
+            raise NoPermitError(msg)
+        found = self._result(call)
+        return None if found is RETRY else int(found)
 
     def can(self, kind: Kind, rows: int, deadline: Deadline) -> bool:
         """Return whether a call would proceed at once.
@@ -592,7 +530,7 @@ class RateLimitClient:
 
         def settle(done: Any) -> None:
             if done.exception() is None and done.result() is not RETRY:
-                given_back = {name: done.result()[0]}
+                given_back = {name: done.result()}
                 threading.Thread(target=self.give_back, kwargs=given_back, daemon=True).start()  # not in Ray's thread
 
         call.future().add_done_callback(settle)
