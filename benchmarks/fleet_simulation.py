@@ -298,7 +298,8 @@ def run(costs: Costs, fleet: Fleet, batches: int, seed: int = 0) -> Result:
         simulation.spawn(process)
     seconds = simulation.run()
     latencies = [each for learner in learners for each in learner.latencies]
-    asked = sum(one.permits.calls for one in (*learners, *writers))
+    permits = [learner.permits for learner in learners] + [writer.permits for writer in writers]
+    asked = sum(one.calls for one in permits)
     calls, writes = sum(learner.calls for learner in learners), sum(writer.writes for writer in writers)
     return Result(latencies, seconds, len(latencies) * fleet.batch, calls, asked, writes)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from ostinato import RowValues
 from ostinato.errors import UsageError
 
 from ...sharing import AVAILABLE, LIMIT_S, check_ring, check_rows, die, end, ids_of, make, reserve, ring_of, rows, start
@@ -20,6 +21,7 @@ from ...stats.chi_square import p_value
 
 if TYPE_CHECKING:
     from ostinato import ReplayBuffer
+    from ostinato.buffers.observer import Incoming
 
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="processes share buffers with the native extension, on Linux")
@@ -34,6 +36,34 @@ def die_writing(rb: ReplayBuffer, size: int) -> None:
     payload, _ = rb.storage.admit(rows(range(-size, 0)), 1)
     rb.storage.write(run._replace(rows=size // 2), payload)
     die()
+
+
+class Ids(RowValues):
+    def __init__(self) -> None:
+        super().__init__("ids")
+
+    def first(self, store: Any, incoming: Incoming) -> Any:
+        return incoming.data["id"]
+
+
+def test_observers_follow_what_other_processes_write() -> None:
+    rb, ids = make(40, fill=40), Ids()
+    rb.observe(ids)
+    for first in (100, 110):
+        end(start(rb.extend, rows(range(first, first + 10))))
+        rb.extend(rows(range(first + 50, first + 60)))
+    end(start(die_writing, rb, 7), -signal.SIGKILL)
+    rb.sample()
+    there = ring_of(rb).present()
+    assert there.tolist() == list(range(7, 40))
+    assert ids.values.tolist() == [0] * 7 + rb.storage[there]["id"].tolist()
+    other = make(40)
+    other.observe(Ids())
+    other.load_state_dict(rb.state_dict())
+    assert other._engine.store.added[0].values[:33].tolist() == other[:]["id"].tolist()  # type: ignore[attr-defined]
+    rb.empty()
+    rb.extend(rows([3]))
+    assert (ids.values[:2].tolist(), len(rb)) == ([3, 0], 1)
 
 
 def draws(rb: ReplayBuffer) -> torch.Tensor:
