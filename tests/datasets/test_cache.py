@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ostinato import DatasetStorage, open_dataset
@@ -78,6 +78,7 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @given(st.integers(0, 12), st.lists(st.lists(st.integers(0, 19), max_size=14), max_size=8))
+@example(2, [[0, 0, 1]])
 def test_rows_are_kept_within_the_budget(most: int, reads: list[list[int]]) -> None:
     rows = np.arange(20 * 6, dtype=np.uint8).reshape(20, 2, 3)
     cache = RowCache(20, (2, 3), most * 6 + 3)

@@ -50,6 +50,16 @@ def test_no_window_leads_from_the_newest_row_to_the_oldest(single_copy: bool, wa
         other.extend(transitions(first, 2))
 
 
+def test_a_ring_that_came_from_a_larger_one_is_saved(tmp_path: Path) -> None:
+    larger, same, other = (ReplayBuffer(storage=LazyTensorStorage(size)) for size in (8, 6, 6))
+    larger.extend({"x": torch.arange(6)})
+    larger[0] = {"x": torch.tensor(9)}  # generations are kept in an array from now on
+    same.load_state_dict(larger.state_dict())
+    same.dumps(tmp_path / "save")
+    other.loads(tmp_path / "save")
+    assert other[:]["x"].tolist() == [9, 1, 2, 3, 4, 5]
+
+
 def test_a_ring_that_would_have_to_be_moved_is_not_mapped(tmp_path: Path) -> None:
     rb, other, same = (ReplayBuffer(storage=LazyTensorStorage(size)) for size in (5, 9, 5))
     rb.extend({"x": torch.arange(7)})
