@@ -52,8 +52,10 @@ def test_no_window_leads_from_the_newest_row_to_the_oldest(single_copy: bool, wa
 
 def test_a_ring_that_came_from_a_larger_one_is_saved(tmp_path: Path) -> None:
     larger, same, other = (ReplayBuffer(storage=LazyTensorStorage(size)) for size in (8, 6, 6))
+    larger.extend({"x": torch.arange(8)})
+    larger.empty()
     larger.extend({"x": torch.arange(6)})
-    larger[0] = {"x": torch.tensor(9)}  # generations are kept in an array from now on
+    larger[0] = {"x": torch.tensor(9)}  # generations are in an array from now on, of as many slots as were written
     same.load_state_dict(larger.state_dict())
     same.dumps(tmp_path / "save")
     other.loads(tmp_path / "save")
