@@ -177,7 +177,7 @@ def test_a_late_field_in_the_middle_of_a_write_is_waited_for(count: int) -> None
     rb, storage = interrupted()
     rb.write_all({**rows(range(8)), "late": torch.arange(8) * 10})
     engine: Any = rb._engine
-    has = storage._require().late.fields[("late",)].has
+    has = storage._require().late.fields[("late",)].columns[1]
 
     def begin_write() -> None:
         engine.ring.record_edit(torch.arange(count))
