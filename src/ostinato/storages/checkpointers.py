@@ -155,20 +155,8 @@ def _check_ensemble(storage: object) -> None:
         raise KindError(msg)
 
 
-class _TEDCheckpointer(StorageCheckpointerBase):
-    """Base class of checkpointers of rows in TED format, which a hook converts, and another one back."""
-
-    hooks: tuple[type[TED2Flat], type[Flat2TED]]
-
-    def __init__(self, done_keys: Iterable[Key] | None = None, reward_keys: Iterable[Key] | None = None) -> None:
-        super().__init__()
-        keys, (convert, restore) = _keys(done_keys, reward_keys), self.hooks
-        self.save_hooks.append(convert(**keys))
-        self.load_hooks.append(restore(**keys))
-
-
 @final
-class FlatStorageCheckpointer(_TEDCheckpointer):
+class FlatStorageCheckpointer(StorageCheckpointerBase):
     """Saves rows in TED format with each observation once; see `TED2Flat`, which raises for rows that would be lost.
 
     Args:
@@ -182,11 +170,15 @@ class FlatStorageCheckpointer(_TEDCheckpointer):
         FlatStorageCheckpointer()
     """
 
-    hooks = TED2Flat, Flat2TED
+    def __init__(self, done_keys: Iterable[Key] | None = None, reward_keys: Iterable[Key] | None = None) -> None:
+        super().__init__()
+        keys = _keys(done_keys, reward_keys)
+        self.save_hooks.append(TED2Flat(**keys))
+        self.load_hooks.append(Flat2TED(**keys))
 
 
 @final
-class NestedStorageCheckpointer(_TEDCheckpointer):
+class NestedStorageCheckpointer(StorageCheckpointerBase):
     """Saves rows in TED format as nested tensors with an item for each trajectory; see `TED2Nested`.
 
     Args:
@@ -194,7 +186,11 @@ class NestedStorageCheckpointer(_TEDCheckpointer):
         reward_keys: rewards, without `next`; None takes `reward`.
     """
 
-    hooks = TED2Nested, Nested2TED
+    def __init__(self, done_keys: Iterable[Key] | None = None, reward_keys: Iterable[Key] | None = None) -> None:
+        super().__init__()
+        keys = _keys(done_keys, reward_keys)
+        self.save_hooks.append(TED2Nested(**keys))
+        self.load_hooks.append(Nested2TED(**keys))
 
 
 @final

@@ -177,12 +177,12 @@ def test_a_late_field_in_the_middle_of_a_write_is_waited_for(count: int) -> None
     rb, storage = interrupted()
     rb.write_all({**rows(range(8)), "late": torch.arange(8) * 10})
     engine: Any = rb._engine
-    has = storage._require().late.fields[("late",)].has
+    _, has = storage._require().late.fields[("late",)].columns
 
     def begin_write() -> None:
         engine.ring.record_edit(torch.arange(count))
         has[:count] = False
-        storage.before = lambda: has.fill_(value=True)  # the engine reads again when the writer is done
+        storage.before = lambda: has.fill_(1)  # the engine reads again when the writer is done
 
     storage.before = begin_write
     batch = rb.sample()
