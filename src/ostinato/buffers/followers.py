@@ -88,9 +88,8 @@ class EpisodeRows(Observer):
     reread = replaced
 
 
-@final
-class SamplerRows(Observer):
-    """What every sampler follows: which rows there are.
+class _OfSampler(Observer):
+    """What a sampler follows.
 
     Args:
         sampler: the sampler.
@@ -99,6 +98,11 @@ class SamplerRows(Observer):
 
     def __init__(self, sampler: Sampler, tracker: EpisodeTracker | None) -> None:
         self._sampler, self._tracker = sampler, tracker
+
+
+@final
+class SamplerRows(_OfSampler):
+    """What every sampler follows: which rows there are."""
 
     def direct(self, store: Store) -> bool:  # noqa: ARG002
         """Return True: new rows are nothing to it."""
@@ -149,16 +153,8 @@ class SamplerRows(Observer):
 
 
 @final
-class RecordedRows(Observer):
-    """New rows, for a sampler that records them.
-
-    Args:
-        sampler: the sampler.
-        tracker: of the episodes that it sees.
-    """
-
-    def __init__(self, sampler: Sampler, tracker: EpisodeTracker | None) -> None:
-        self._sampler, self._tracker = sampler, tracker
+class RecordedRows(_OfSampler):
+    """New rows, for a sampler that records them."""
 
     def direct(self, store: Store) -> bool:  # noqa: ARG002
         """Whether the sampler looks for new rows when it draws."""

@@ -35,7 +35,7 @@ from ostinato.buffers.records import Source
 from ostinato.buffers.sampling import Sampling
 from ostinato.buffers.stats import BufferStats, measure
 from ostinato.buffers.updates import as_sampler, as_stored, parse_update, rows_of_sample, steps_of, unpack_sample
-from ostinato.buffers.views import ViewOptions, make_view
+from ostinato.buffers.views import make_view
 from ostinato.core import kinds
 from ostinato.core.episodes.tracker import as_path
 from ostinato.core.index import is_field
@@ -335,8 +335,8 @@ class ReplayBuffer(Sampling):
             >>> prioritized.sample()
             tensor([4, 4, 4, 4])
         """
-        options = ViewOptions(sampler, batch_size, sample_unit, episodes, transform, prefetch, generator)
-        attributes = make_view(self._whole, options)  # first: it makes the parts of a buffer with `delayed_init`
+        parts = (sampler, batch_size, sample_unit, episodes, transform, prefetch, generator)
+        attributes = make_view(self._whole, *parts)  # first: it makes the parts of a buffer with `delayed_init`
         made = object.__new__(type(self))
         made.__dict__.update({**self.__dict__, **attributes})
         return made

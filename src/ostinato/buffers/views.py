@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ostinato.buffers.options import (
     check_drop_last,
@@ -33,18 +33,6 @@ if TYPE_CHECKING:
     from ostinato.units import SampleUnit
 
 
-class ViewOptions(NamedTuple):
-    """The arguments of `ReplayBuffer.view`."""
-
-    sampler: Sampler | Callable[[], Sampler] | None
-    batch_size: int | None
-    sample_unit: SampleUnit | Sequence[SampleUnit] | None
-    episodes: Episodes | None
-    transform: Any
-    prefetch: int | None
-    generator: torch.Generator | None
-
-
 def check_no_views(engine: Reader) -> None:
     """Check that one sampler alone draws from rows that are to be shared between processes.
 
@@ -59,7 +47,16 @@ def check_no_views(engine: Reader) -> None:
         raise OptionError(msg)
 
 
-def make_view(buffer: ReplayBuffer, options: ViewOptions) -> dict[str, Any]:
+def make_view(
+    buffer: ReplayBuffer,
+    sampler: Sampler | Callable[[], Sampler] | None,
+    batch_size: int | None,
+    sample_unit: SampleUnit | Sequence[SampleUnit] | None,
+    episodes: Episodes | None,
+    transform: Any,
+    prefetch: int | None,
+    generator: torch.Generator | None,
+) -> dict[str, Any]:
     """Return the attributes of a handle for a view, which replace those of its buffer; see `ReplayBuffer.view`.
 
     Raises:
@@ -72,29 +69,29 @@ def make_view(buffer: ReplayBuffer, options: ViewOptions) -> dict[str, Any]:
             "others: make the view in a buffer without shared=True"
         )
         raise OptionError(msg)
-    size = buffer.batch_size if options.batch_size is None else positive("batch_size", options.batch_size)
-    depth = check_prefetch(options.prefetch, size)
-    sampler = part("sampler", options.sampler, Sampler, RandomSampler)
-    check_drop_last(sampler, size)
-    transform, generator = Compose.of(options.transform), check_generator(options.generator)
-    unit, episodes = chain_units(options.sample_unit), check_episodes(options.episodes)
+    size = buffer.batch_size if batch_size is None else positive("batch_size", batch_size)
+    depth = check_prefetch(prefetch, size)
+    drawing = part("sampler", sampler, Sampler, RandomSampler)
+    check_drop_last(drawing, size)
+    chain, generator = Compose.of(transform), check_generator(generator)
+    unit, episodes = chain_units(sample_unit), check_episodes(episodes)
     store = own.store
     with store.lock:
-        check_view_parts(own.sampler, sampler)
-        check_free(sampler)
+        check_view_parts(own.sampler, drawing)
+        check_free(drawing)
         _check_generator(store, generator)
-        reader = Reader(store, sampler, generator, unit, own.episodes if episodes is None else episodes, own=False)
-        reader.transform, reader.batch_size = transform, size
-        sampler.move()
+        reader = Reader(store, drawing, generator, unit, own.episodes if episodes is None else episodes, own=False)
+        reader.transform, reader.batch_size = chain, size
+        drawing.move()
         if store.ring.rows:
             reader.begin_sampler()
         store.join(reader)  # last: what raises leaves no reader behind
-        record_owner(reader, sampler)
+        record_owner(reader, drawing)
     return {
         "_viewed": buffer,
         "_engine": reader,
         "_pipeline": Pipeline(reader, depth),
-        "_transform": transform,
+        "_transform": chain,
         "_batch_size": size,
         "_pass": None,
     }

@@ -168,7 +168,7 @@ class Eligible(EligibleRows):
         except IndexError:  # more slots than before; to look first would take longer
             self._reserve(int(slots.max()) + 1)
             before = self._reasons[slots]
-        if not np.count_nonzero(before):
+        if not np.bitwise_or.reduce(before):
             return
         after = before & (ANY ^ reason)
         self._reasons[slots] = after

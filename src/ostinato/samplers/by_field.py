@@ -560,20 +560,16 @@ class _Groups:
         self.partial = allowed is not None
         self.nbytes = 8 * codes.size
         slots = np.arange(codes.size) if allowed is None else np.flatnonzero(allowed)
-        order = np.argsort(codes[slots], kind="stable")
-        self._slots = slots[order]
-        ranked = codes[self._slots]
-        starts = np.flatnonzero(np.r_[True, ranked[1:] != ranked[:-1]]) if slots.size else np.zeros(0, np.int64)
-        stops = np.r_[starts[1:], slots.size] if slots.size else starts
+        self._slots = slots[np.argsort(codes[slots], kind="stable")]
+        _, starts, sizes = np.unique(codes[self._slots], return_index=True, return_counts=True)
         by_slot = np.argsort(self._slots[starts], kind="stable")
-        self._starts, self._stops = starts[by_slot], stops[by_slot]
-        self.count = int(starts.size)
-        self.sizes = self._stops - self._starts
+        self._starts, self.count = starts[by_slot], int(starts.size)
+        self.sizes = sizes[by_slot]
         """Rows of each group."""
 
     def rows(self, group: int) -> NDArray[np.int64]:
         """Return the slots of a group, ascending. A *view*."""
-        return self._slots[self._starts[group] : self._stops[group]]
+        return self._slots[self._starts[group] : self._starts[group] + self.sizes[group]]
 
 
 def _filled(

@@ -90,7 +90,7 @@ class QueueSampler(CountingSampler):
         if not held:
             return view.capacity
         if view.starts is None and view.ring.native_state()[0] == 0:
-            return view.capacity - max(_age(slot, view) + 1 for slot in held)
+            return min((slot - view.cursor) % view.capacity for slot in held)
         known = view.ring.arrivals(torch.arange(view.rows, device=view.device))
         oldest = known[torch.tensor(held, dtype=torch.int64, device=view.device)].min()
         return view.capacity - int((known >= oldest).sum())
@@ -530,15 +530,12 @@ class LimitedSampler(UsesSampler):
     def _use_in_turn(self, candidates: NDArray[np.int64]) -> NDArray[np.int64]:
         """Count one draw of each candidate that is not used up by its turn, and return these candidates in order."""
         by_slot = np.argsort(candidates, kind="stable")
-        ranked = candidates[by_slot]
-        first = np.flatnonzero(np.r_[True, ranked[1:] != ranked[:-1]])
-        lengths = np.diff(np.r_[first, ranked.size])
-        turn = np.arange(ranked.size) - np.repeat(first, lengths)
-        left = self.max_times_sampled - self._counts[ranked]
-        good = np.empty(ranked.size, dtype=bool)
-        good[by_slot] = turn < left
+        slots, first, times = np.unique(candidates[by_slot], return_index=True, return_counts=True)
+        left = self.max_times_sampled - self._counts[slots]
+        good = np.empty(candidates.size, dtype=bool)
+        good[by_slot] = np.arange(candidates.size) < np.repeat(first + left, times)
         found = candidates[good]
-        self._use(ranked[first], np.minimum(lengths, left[first]), found.size)
+        self._use(slots, np.minimum(times, left), found.size)
         return found
 
 
@@ -650,7 +647,3 @@ def with_limit(sampler: Sampler, limit: int | None, prefetch: int | None) -> Sam
 def _key(draw: Draw) -> int:
     """Return what identifies a draw of a queue: the generation of its first row, which is unique."""
     return -1 if draw.generations is None else int(draw.generations[0])
-
-
-def _age(slot: int, view: View) -> int:
-    return (view.cursor - 1 - slot) % view.capacity
