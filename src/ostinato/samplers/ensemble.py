@@ -260,11 +260,7 @@ class SamplerEnsemble(Group[Sampler]):
         super().__init__(samplers, Sampler)
         self.when_empty = check_choice("when_empty", when_empty, get_args(WhenEmpty))
         self._warned = False
-        least = min_rows if isinstance(min_rows, list | tuple) else [min_rows] * len(samplers)
-        if len(least) != len(samplers):
-            msg = f"min_rows must be one integer, or one for each of the {len(samplers)} members, got {min_rows!r}"
-            raise OptionError(msg)
-        self.min_rows = tuple(check_integer("min_rows", rows, 1) for rows in least)
+        self.min_rows = _least_rows(min_rows, len(samplers))
         if ratio is not None and (p is not None or sample_from_all or num_buffer_sampled is not None):
             msg = (
                 f"ratio= divides a batch row by row, and p={p!r}, sample_from_all={sample_from_all} and "
@@ -622,6 +618,15 @@ class SamplerEnsemble(Group[Sampler]):
         self.check_state(state)
         self._shares = self._shares.loaded(state["shares"])
         self._step, self._carry = state["step"], list(state["carry"])
+
+
+def _least_rows(given: Any, members: int) -> tuple[int, ...]:
+    """Return the rows that each member must hold."""
+    least = given if isinstance(given, list | tuple) else [given] * members
+    if len(least) != members:
+        msg = f"min_rows must be one integer, or one for each of the {members} members, got {given!r}"
+        raise OptionError(msg)
+    return tuple(check_integer("min_rows", rows, 1) for rows in least)
 
 
 def _shares(name: str, value: Any, members: int) -> list[float]:
