@@ -85,6 +85,9 @@ class Shares:
         self._name, self.given, self._members = name, given, members
         self.points: list[tuple[int, list[float]]] | None = None
         """Steps, and the shares at these; None where these are computed at each draw."""
+        if name == "p" and isinstance(given, str) and given != _SAMPLEABLE:
+            msg = f"The only dynamic SamplerEnsemble probability is 'sampleable', got p={given!r}: or give numbers"
+            raise OptionError(msg)
         if name == "ratio" and isinstance(given, Mapping):
             self.points = sorted((_step(step), _shares(name, value, members)) for step, value in given.items())
             if not self.points:
@@ -133,8 +136,8 @@ class Shares:
             return self.given
         return _FUNCTION if self.points is None else [list(point) for point in self.points]
 
-    def check(self, state: Any) -> None:
-        """Check what `state` returned.
+    def loaded(self, state: Any) -> Shares:
+        """Return the shares of a state; they are not divided by their sum again, which would change the last digits.
 
         Raises:
             CheckpointError: if they are not such shares, of so many members.
@@ -145,25 +148,18 @@ class Shares:
                 "functions are not saved, give the same one again"
             )
             raise CheckpointError(msg)
-        if state == _FUNCTION or (self._name == "p" and (state is None or state == _SAMPLEABLE)):
-            return
-        try:
-            sums = [
-                sum(shares) for step, shares in state if _shares(self._name, shares, self._members) and _step(step) >= 0
-            ]
-        except (OptionError, KindError, TypeError, ValueError) as error:
-            msg = f"the checkpoint's mixing weights do not fit this ensemble: {error}"
-            raise CheckpointError(msg) from None
-        if not sums or any(abs(total - 1) > _NEARLY for total in sums):
-            msg = f"the checkpoint's mixing weights {state!r:.80} are no shares of 1: it is damaged"
-            raise CheckpointError(msg)
-
-    def loaded(self, state: Any) -> Shares:
-        """Return the shares of a state; they are not divided by their sum again, which would change the last digits."""
         if state == _FUNCTION:
             return self
-        points = sorted((step, shares) for step, shares in state) if isinstance(state, list) else None
-        made = Shares(self._name, state if points is None else points[0][1], self._members)
+        try:
+            points = sorted((_step(step), shares) for step, shares in state) if isinstance(state, list) else None
+            given = state if points is None else dict(points) if self._name == "ratio" else points[0][1]
+            made = Shares(self._name, given, self._members)
+        except (OptionError, KindError, TypeError, ValueError, IndexError) as error:
+            msg = f"the checkpoint's mixing weights do not fit this ensemble: {error}"
+            raise CheckpointError(msg) from None
+        if any(abs(sum(shares) - 1) > _NEARLY for _, shares in points or ()):
+            msg = f"the checkpoint's mixing weights {state!r:.80} are no shares of 1: it is damaged"
+            raise CheckpointError(msg)
         made.points = made.points if points is None else points
         return made
 
@@ -327,9 +323,6 @@ class SamplerEnsemble(Group[Sampler]):
             raise OptionError(msg)
         if value is not None and self.by_ratio:
             msg = "this ensemble divides batches by its ratio: set ratio, not p"
-            raise OptionError(msg)
-        if isinstance(value, str) and value != _SAMPLEABLE:
-            msg = f"The only dynamic SamplerEnsemble probability is 'sampleable', got p={value!r}: or give numbers"
             raise OptionError(msg)
         if not self.by_ratio:
             self._shares = Shares("p", value, len(self.members))
@@ -607,7 +600,7 @@ class SamplerEnsemble(Group[Sampler]):
             CheckpointError: naming what differs.
         """
         require_options(self, state, _OPTIONS)
-        self._shares.check(state["shares"])
+        self._shares.loaded(state["shares"])
         step, carry = state["step"], state["carry"]
         if type(step) is not int or step < 0 or len(carry) != len(self) or abs(sum(carry)) > _NEARLY:
             msg = f"the checkpoint's steps and carry are not of {len(self)} members: it is of others, or damaged"
