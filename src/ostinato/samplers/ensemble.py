@@ -85,6 +85,9 @@ class Shares:
         self._name, self.given, self._members = name, given, members
         self.points: list[tuple[int, list[float]]] | None = None
         """Steps, and the shares at these; None where these are computed at each draw."""
+        if name == "p" and isinstance(given, str) and given != _SAMPLEABLE:
+            msg = f"The only dynamic SamplerEnsemble probability is 'sampleable', got p={given!r}: or give numbers"
+            raise OptionError(msg)
         if name == "ratio" and isinstance(given, Mapping):
             self.points = sorted((_step(step), _shares(name, value, members)) for step, value in given.items())
             if not self.points:
@@ -133,8 +136,8 @@ class Shares:
             return self.given
         return _FUNCTION if self.points is None else [list(point) for point in self.points]
 
-    def check(self, state: Any) -> None:
-        """Check what `state` returned.
+    def loaded(self, state: Any) -> Shares:
+        """Return the shares of a state; they are not divided by their sum again, which would change the last digits.
 
         Raises:
             CheckpointError: if they are not such shares, of so many members.
@@ -145,25 +148,18 @@ class Shares:
                 "functions are not saved, give the same one again"
             )
             raise CheckpointError(msg)
-        if state == _FUNCTION or (self._name == "p" and (state is None or state == _SAMPLEABLE)):
-            return
-        try:
-            sums = [
-                sum(shares) for step, shares in state if _shares(self._name, shares, self._members) and _step(step) >= 0
-            ]
-        except (OptionError, KindError, TypeError, ValueError) as error:
-            msg = f"the checkpoint's mixing weights do not fit this ensemble: {error}"
-            raise CheckpointError(msg) from None
-        if not sums or any(abs(total - 1) > _NEARLY for total in sums):
-            msg = f"the checkpoint's mixing weights {state!r:.80} are no shares of 1: it is damaged"
-            raise CheckpointError(msg)
-
-    def loaded(self, state: Any) -> Shares:
-        """Return the shares of a state; they are not divided by their sum again, which would change the last digits."""
         if state == _FUNCTION:
             return self
-        points = sorted((step, shares) for step, shares in state) if isinstance(state, list) else None
-        made = Shares(self._name, state if points is None else points[0][1], self._members)
+        try:
+            points = sorted((_step(step), shares) for step, shares in state) if isinstance(state, list) else None
+            given = state if points is None else dict(points) if self._name == "ratio" else points[0][1]
+            made = Shares(self._name, given, self._members)
+        except (OptionError, KindError, TypeError, ValueError, IndexError) as error:
+            msg = f"the checkpoint's mixing weights do not fit this ensemble: {error}"
+            raise CheckpointError(msg) from None
+        if any(abs(sum(shares) - 1) > _NEARLY for _, shares in points or ()):
+            msg = f"the checkpoint's mixing weights {state!r:.80} are no shares of 1: it is damaged"
+            raise CheckpointError(msg)
         made.points = made.points if points is None else points
         return made
 
@@ -260,11 +256,7 @@ class SamplerEnsemble(Group[Sampler]):
         super().__init__(samplers, Sampler)
         self.when_empty = check_choice("when_empty", when_empty, get_args(WhenEmpty))
         self._warned = False
-        least = min_rows if isinstance(min_rows, list | tuple) else [min_rows] * len(samplers)
-        if len(least) != len(samplers):
-            msg = f"min_rows must be one integer, or one for each of the {len(samplers)} members, got {min_rows!r}"
-            raise OptionError(msg)
-        self.min_rows = tuple(check_integer("min_rows", rows, 1) for rows in least)
+        self.min_rows = _least_rows(min_rows, len(samplers))
         if ratio is not None and (p is not None or sample_from_all or num_buffer_sampled is not None):
             msg = (
                 f"ratio= divides a batch row by row, and p={p!r}, sample_from_all={sample_from_all} and "
@@ -331,9 +323,6 @@ class SamplerEnsemble(Group[Sampler]):
             raise OptionError(msg)
         if value is not None and self.by_ratio:
             msg = "this ensemble divides batches by its ratio: set ratio, not p"
-            raise OptionError(msg)
-        if isinstance(value, str) and value != _SAMPLEABLE:
-            msg = f"The only dynamic SamplerEnsemble probability is 'sampleable', got p={value!r}: or give numbers"
             raise OptionError(msg)
         if not self.by_ratio:
             self._shares = Shares("p", value, len(self.members))
@@ -611,7 +600,7 @@ class SamplerEnsemble(Group[Sampler]):
             CheckpointError: naming what differs.
         """
         require_options(self, state, _OPTIONS)
-        self._shares.check(state["shares"])
+        self._shares.loaded(state["shares"])
         step, carry = state["step"], state["carry"]
         if type(step) is not int or step < 0 or len(carry) != len(self) or abs(sum(carry)) > _NEARLY:
             msg = f"the checkpoint's steps and carry are not of {len(self)} members: it is of others, or damaged"
@@ -622,6 +611,15 @@ class SamplerEnsemble(Group[Sampler]):
         self.check_state(state)
         self._shares = self._shares.loaded(state["shares"])
         self._step, self._carry = state["step"], list(state["carry"])
+
+
+def _least_rows(given: Any, members: int) -> tuple[int, ...]:
+    """Return the rows that each member must hold."""
+    least = given if isinstance(given, list | tuple) else [given] * members
+    if len(least) != members:
+        msg = f"min_rows must be one integer, or one for each of the {members} members, got {given!r}"
+        raise OptionError(msg)
+    return tuple(check_integer("min_rows", rows, 1) for rows in least)
 
 
 def _shares(name: str, value: Any, members: int) -> list[float]:
