@@ -106,7 +106,7 @@ def check_ring(rb: ReplayBuffer) -> None:
         assert (ring.tree.total, ring.tree.minimum) == (other.total, other.minimum)
 
 
-def start(work: Callable[..., None], *given: Any, method: str = "fork") -> Any:
+def start(work: Callable[..., Any], *given: Any, method: str = "fork") -> Any:
     """Start a process."""
     child = multiprocessing.get_context(method).Process(target=work, args=given, daemon=True)  # type: ignore[attr-defined]
     child.start()
