@@ -183,8 +183,9 @@ class RowValues(Observer):
             incoming.rows
         )
 
-    def written(self, store: Store, placement: Placement, found: Tensor) -> None:  # noqa: ARG002
+    def written(self, store: Store, placement: Placement, found: Tensor) -> None:
         """Set the numbers of new rows."""
+        self._fit(store, 0)  # another process may have taken the slots after which `check` has looked
         self.values[placement.slots_written(self.values.device)] = placement.of_rows_written(found)
 
     def removed(self, store: Store, slots: Tensor) -> None:  # noqa: ARG002

@@ -13,13 +13,13 @@ from ostinato.core.records import Run
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from torch import Tensor
+    from numpy.typing import NDArray
 
     from ostinato.buffers.store import Store
     from ostinato.core.records import Placement
 
 _CPU = torch.device("cpu")
-_ROWS_AT_ONCE = 1 << 16
+_ROWS_AT_ONCE = 1 << 14
 """Rows that are read and reported together at most."""
 
 
@@ -28,20 +28,24 @@ class OtherProcesses(Observer):
     """Reports rows that other processes have written, or are writing, to the observers of the user's own.
 
     Rows are reported at the next call of this process, as `removed` once another process begins to replace them, and as
-    `written` when they are complete. Cost of a call after such writes: O(rows), and a copy of the new rows.
+    `written` when they are complete. Cost of a call after such writes: O(capacity), and a copy of the new rows.
+
+    Large arrays are NumPy's: in a forked process torch may wait for ever for the threads of its parent.
     """
 
     def __init__(self) -> None:
-        self._known = torch.zeros(0, dtype=torch.int64, device="cpu")
+        self._known: NDArray[np.int64] = np.zeros(0, np.int64)
         """For each slot the generation of the row that was reported, 0 for none."""
         self._state: Any = None
 
-    def _now(self, store: Store) -> Tensor:
-        """Return the generations of all slots; not above 0 without a complete row. Have room for them."""
-        ring = store.ring
-        if self._known.shape[0] < ring.capacity:
-            self._known = torch.zeros(ring.capacity, dtype=torch.int64, device="cpu")
-        return ring.generations(torch.arange(ring.capacity, device="cpu"))
+    def _now(self, store: Store) -> NDArray[np.int64]:
+        """Return the generations of the complete rows in all slots, 0 for other slots. Have room for as many."""
+        capacity = store.ring.capacity
+        if self._known.size < capacity:
+            self._known = np.zeros(capacity, np.int64)
+        found: NDArray[np.int64] = store.ring.generations(torch.from_numpy(np.arange(capacity))).numpy()
+        found[found < 0] = 0
+        return found
 
     def follow(self, store: Store) -> None:
         """Report what has changed since the last call."""
@@ -50,10 +54,10 @@ class OtherProcesses(Observer):
             state = ring.state()
             if state == self._state:
                 return
-            now = self._now(store).clamp_(min=0)
-            changed = (now != self._known).nonzero().reshape(-1)
+            now = self._now(store)
+            changed = np.flatnonzero(now != self._known)
             self._state, self._known = state, now
-            gone = changed[now[changed] == 0]
+            gone = torch.from_numpy(changed[now[changed] == 0])
             if gone.numel():
                 for observer in store.added:
                     observer.before_removal(store, gone)
@@ -72,23 +76,23 @@ class OtherProcesses(Observer):
     def written(self, store: Store, placement: Placement, found: Any) -> None:  # noqa: ARG002
         """Record that rows of this process were reported: their generations are negative until they are committed."""
         slots = placement.slots_written(_CPU)
-        self._now(store)
-        self._known[slots] = store.ring.generations(slots).abs()
+        if self._known.size < store.ring.capacity:
+            self._known = np.zeros(store.ring.capacity, np.int64)
+        self._known[slots.numpy()] = np.abs(store.ring.generations(slots).numpy())
 
     def cleared(self, store: Store) -> None:  # noqa: ARG002
         """Record that there are no rows."""
-        self._known.zero_()
+        self._known[:] = 0
 
     def replaced(self, store: Store) -> None:
         """Record that all rows were reported."""
-        self._known = self._now(store).clamp_(min=0)
+        self._known = self._now(store)
 
 
-def _runs(slots: Tensor, capacity: int) -> Iterator[Run]:
+def _runs(slots: NDArray[np.int64], capacity: int) -> Iterator[Run]:
     """Return slots, int64 `[n]` in the order of writing, as runs of slots that follow each other."""
-    numbers = slots.numpy()
-    cuts = np.flatnonzero((numbers[1:] - numbers[:-1]) % capacity != 1) + 1
-    for part in np.split(numbers, cuts):
+    cuts = np.flatnonzero((slots[1:] - slots[:-1]) % capacity != 1) + 1
+    for part in np.split(slots, cuts):
         for first in range(0, part.size, _ROWS_AT_ONCE):
             piece = part[first : first + _ROWS_AT_ONCE]
             yield Run(int(piece[0]), piece.size, capacity)

@@ -413,9 +413,12 @@ class Reader(Draws):
     def update_present(self, update: ConditionalUpdate) -> ConditionalUpdateResult:
         """Change fields and priorities of the rows of an update that are still there; see `update_if_present`."""
         require_eager("writing rows")
-        self.store.follow_storage()
+        with self.lock:
+            self.store.follow_storage()
         with self.lock, self.ring.lock:
             store, storage = self.store, self.storage
+            if update.fields:
+                store.require_private("update fields, of which another process could read half")
             if not self.sampler.prioritized:
                 require_tracking(store.writer)
             present = update.present(store.ring, store.era)
@@ -885,6 +888,7 @@ class Reader(Draws):
         seen = store.storage.writes == store.counts.writes_seen
         store.follow_storage()
         with self.ring.lock:
+            store.follow_storage()  # what other processes wrote before they had to wait
             return engine_state(self, queued if seen else [], transform, batch_size)
 
     def load_state(self, state: dict[str, Any], transform: Compose, batch_size: int | None) -> None:

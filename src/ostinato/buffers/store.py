@@ -236,7 +236,9 @@ class Store:
         return View(rows, capacity, cursor, ring, ring.device, episodes, starts, stored, tracker.ends, values)
 
     def _values(self) -> dict[str, Tensor]:
-        """Return the numbers that `RowValues` keep, by name."""
+        """Return the numbers that `RowValues` keep, by name, as of now."""
+        for observer in self.observers.following:
+            observer.follow(self)
         return {observer.name: observer.values for observer in self.added if isinstance(observer, RowValues)}
 
     @property
@@ -531,10 +533,10 @@ class Store:
                 raise UsageError(msg)
             for observer in self.observers.all:
                 observer.before_removal(self, None)
-            self.storage.clear()  # before other parts: it raises if it is read-only
-            self.writer.clear()
             with self.ring.lock:
                 since = self.counts.since_empty
+                self.storage.clear()  # before other parts: it raises if it is read-only
+                self.writer.clear()
                 self.ring.clear()
                 self.counts.since_empty = since if keep_count else 0
             self.storage.writes += 1

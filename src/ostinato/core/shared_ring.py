@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, final
 
+import numpy as np
 import torch
 
 from ostinato._backend import backend
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 
 
 _DRAWN, _STALE_UPDATES, _REDONE, _PROCESSES, _LOST, _ROWS_WRITTEN, _SINCE_EMPTY, _REPAIRS = range(8)
+
+
+_COUNTS = {_ROWS_WRITTEN: "written", _SINCE_EMPTY: "since_empty", _DRAWN: "drawn", _REDONE: "redone"}
+"""The counts of a buffer, and their names in `BufferCounts`."""
 
 
 @final
@@ -148,6 +153,7 @@ class SharedRing:
             UsageError: Living writers left no room for 30 s.
         """
         kept, skip = placement.rows, placement.skip
+        self._serial = 0
         self._serial, start = self.lock.reserve(kept, kept + skip)
         return Run(start, kept, self.capacity, skip)
 
@@ -161,7 +167,8 @@ class SharedRing:
 
     def abandon(self) -> None:
         """Give up the rows recorded; does nothing after their commit."""
-        self.lock.abandon(self._serial)
+        if self._serial:
+            self.lock.abandon(self._serial)
 
     def take_back(self, *given: Any) -> bool:  # noqa: ARG002
         """Return False: rows that could not be stored are given up by `abandon`."""
@@ -229,7 +236,7 @@ class SharedRing:
     def saved_slots(self) -> Tensor:
         """Return the slots that are saved, int64: all, or the complete ones, the oldest first. Needs the lock."""
         if not self.state()[1]:
-            return torch.arange(self.rows, device="cpu")
+            return torch.from_numpy(np.arange(self.rows))  # torch's could wait for threads that a fork has left behind
         slots = self.present()
         return slots[self.generations(slots).argsort()]
 
@@ -277,12 +284,12 @@ def _count(which: int) -> Any:
 
     def get(counts: SharedCounts) -> int:
         ring = counts.ring()
-        return 0 if ring is None else int(ring.lock.count(which))
+        return counts.before.get(which, 0) + (0 if ring is None else int(ring.lock.count(which)))
 
     def change(counts: SharedCounts, value: int) -> None:
         ring = counts.ring()
         if ring is not None:
-            ring.lock.add(which, value - int(ring.lock.count(which)))
+            ring.lock.add(which, value - get(counts))
 
     return property(get, change)
 
@@ -293,7 +300,7 @@ class SharedCounts:
 
     Args:
         ring: returns the ring; None before the first row.
-        counts: counts to go on from, those of a private buffer; others leave what the processes have counted.
+        private: counts to go on from, those of the buffer before it was shared.
     """
 
     written = _count(_ROWS_WRITTEN)
@@ -302,9 +309,16 @@ class SharedCounts:
     redone = _count(_REDONE)
     writes_seen = 0
 
-    def __init__(self, ring: Callable[[], SharedRing | None], counts: Any) -> None:
+    def __init__(self, ring: Callable[[], SharedRing | None], private: Any) -> None:
         self.ring = ring
-        self.writes_seen = counts.writes_seen
-        if counts.written:
-            for name in ("written", "since_empty", "drawn", "redone"):
-                setattr(self, name, getattr(counts, name))
+        self.writes_seen = private.writes_seen
+        self.before: dict[int, int] = {}
+        """What was counted before the buffer was shared, but for the rows that were copied then."""
+        for which, name in _COUNTS.items():
+            if getattr(private, name):
+                self.before[which] = getattr(private, name) - getattr(self, name)
+
+    def load(self, counts: Any) -> None:
+        """Set the counts of a checkpoint."""
+        for name in _COUNTS.values():
+            setattr(self, name, getattr(counts, name))

@@ -154,6 +154,8 @@ class PrioritizedSampler(PrioritySampler):
         if ring.priorities is None or self._ring is ring:
             return
         (priorities, values), largest = self._contents(), float(self._find_largest())
+        if self._tree_alpha != self._alpha:
+            values = values_of(priorities, self._eps, self._alpha)
         self._reset()
         self._ring, self._raw = ring, ring.priorities  # type: ignore[assignment]
         self._tree = NativeTree(ring.tree)  # type: ignore[union-attr]

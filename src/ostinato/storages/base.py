@@ -407,6 +407,10 @@ class Storage(ABC):
         """Return what a buffer counts: the counts that it has, or others that go on from them."""
         return counts
 
+    def load_counts(self, counts: BufferCounts, loaded: BufferCounts) -> BufferCounts:  # noqa: ARG002
+        """Return what a buffer counts after a load: the counts that were loaded."""
+        return loaded
+
     def blank(self) -> Storage:
         """Return another storage with the same options, which a load fills while this one keeps its rows.
 

@@ -7,6 +7,7 @@ import json
 import mmap
 import os
 import struct
+import threading
 import time
 from contextlib import contextmanager
 from multiprocessing.context import get_spawning_popen
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from ostinato._backend import backend
 from ostinato.core.index import is_field, select
+from ostinato.core.processes import whole_in_forks
 from ostinato.core.records import Request, Run
 from ostinato.core.rows import Schema
 from ostinato.core.shared_ring import SharedCounts, SharedRing
@@ -152,6 +154,12 @@ class Segment:
         os.pwrite(self._fd, _LAYOUT.pack(offset, 0), 0)
         os.pwrite(self._fd, _LAYOUT.pack(offset, len(body)), 0)
 
+    def load_counts(self, counts: BufferCounts, loaded: BufferCounts) -> BufferCounts:
+        """Return the counts of all processes, which are those that were loaded from now on."""
+        known: Any = counts
+        known.load(loaded)
+        return counts
+
     def number_process(self) -> int:
         """Return 1, 2, ...: another number in each call of any process."""
         with self.alone():
@@ -202,6 +210,8 @@ class Segment:
         return block
 
 
+_LAST = 1 << 62
+"""Place of a lock in the order of locks: after those of all buffers."""
 _ROWS_AT_ONCE = 1 << 16
 """Rows that are copied together to shared memory."""
 _FREE_TRIES = 3
@@ -257,6 +267,9 @@ class SharedStorage(LazyTensorStorage):
         self.ring_only = True
         self._segment, self._files = segment, files
         self._ring: SharedRing | None = None
+        self._finding = threading.RLock()
+        """Taken by threads that look for the memory, or lay it out; after the lock of a buffer."""
+        whole_in_forks(self, self._finding, place=_LAST)
         self._given = segment if files is None else files
 
     def __getstate__(self) -> dict[str, Any]:
@@ -282,14 +295,14 @@ class SharedStorage(LazyTensorStorage):
         """Map what a process has laid out meanwhile; return whether there is a layout."""
         if self._ring is not None:
             return True
-        body = self._segment.layout()
-        if body is None:
-            return False
-        if self._files is not None:
-            self._files.must_exist(body["files"])
-        self._lay_out(Schema.from_json(body["schema"], known=known), (), self.device)
-        self._ring = self._make_ring(create=False)
-        return True
+        with self._finding:
+            body = self._segment.layout() if self._ring is None else None  # type: ignore[redundant-expr]
+            if body is not None:
+                if self._files is not None:
+                    self._files.must_exist(body["files"])
+                self._lay_out(Schema.from_json(body["schema"], known=known), (), self.device)
+                self._ring = self._make_ring(create=False)
+            return self._ring is not None
 
     def lay_out(self, schema: Schema) -> None:
         """Allocate memory for rows of a schema, unless there is some."""
@@ -297,7 +310,7 @@ class SharedStorage(LazyTensorStorage):
 
     def _lay_out_first(self, lay_out: Callable[[], Any]) -> Any:
         """Lay the memory out, unless a process has done so; return what `lay_out` returns."""
-        with self._segment.alone():
+        with self._finding, self._segment.alone():
             if self._find():
                 return None
             self._segment.begin_layout()

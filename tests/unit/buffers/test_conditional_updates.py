@@ -205,7 +205,7 @@ def test_shared_buffers_take_priorities_alone() -> None:
     _, info = rb.sample(return_info=True)
     rb.extend({"x": torch.tensor([9])})
     given = {"index": info["index"], "generation": info["index_generation"]}
-    with pytest.raises(UsageError, match="edited in place"):
+    with pytest.raises(UsageError, match="another process could read half"):
         rb.update_if_present(**given, patch={"x": torch.zeros(64).long()})
     result = rb.update_if_present(**given, priority=0.0)
     assert result.stale_count == int((info["index"] == 0).sum())

@@ -577,7 +577,7 @@ def open_state(
     return each_storage(reader.state(), storages, change)
 
 
-_EXCHANGED = ("ring", "ahead", "remover", "versions", "settled", "counts")
+_EXCHANGED = ("ring", "ahead", "remover", "versions", "settled")
 """Fields of a store that a load exchanges."""
 
 
@@ -764,6 +764,7 @@ class _Load:
             for name in _EXCHANGED:
                 setattr(store, name, getattr(made.store, name))
             store.source.storage.take(self._storage)
+            store.counts = made.counts = store.storage.load_counts(store.counts, made.counts)
             vars(store.writer).update(vars(made.writer))
             store.writer.follow(store.generations_of)
             store.storage_followed()
