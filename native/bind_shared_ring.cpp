@@ -228,9 +228,10 @@ void bind_shared_ring(nb::module_& m) {
         .def_prop_ro("capacity", &SharedRing::capacity, "Slots.")
         .def_prop_ro("cursor", &SharedRing::cursor, "Slot of the next reservation.")
         .def_prop_ro("rows", &SharedRing::rows, "Slots from this one on were never reserved.")
-        .def_prop_ro("written", &SharedRing::written,
-                     "The last serial number. For a reader, after its copy: where it is that of the draw, no slot "
-                     "was reserved.")
+        .def_prop_ro(
+            "written", &SharedRing::written,
+            "The last serial number. For a reader, after its copy: where it is that of the draw, no slot "
+            "was reserved.")
         .def_prop_ro(
             "in_order", [](const SharedRing&) { return true; }, "Whether rows are written in ring order.")
         .def_prop_ro(

@@ -176,7 +176,8 @@ public:
         return {written, holes, filled, control_->committed.load(std::memory_order_relaxed)};
     }
 
-    /// The last serial number. For a reader, after its copy: where it is that of the draw, no slot was reserved.
+    /// The last serial number. For a reader, after its copy: where it is that of the draw, no slot was
+    /// reserved.
     std::int64_t written() const {
         std::atomic_thread_fence(std::memory_order_acquire);
         return control_->written.load(std::memory_order_relaxed);
