@@ -12,7 +12,7 @@ from torch import Tensor
 from ostinato.core import kinds
 from ostinato.core.kinds import show_field, show_path
 from ostinato.core.options import check_choice
-from ostinato.core.rows import Flat, as_bits
+from ostinato.core.rows import Flat, as_bits, as_ordinary
 from ostinato.durable.arrays import jagged, offsets_of, values_of
 from ostinato.errors import CheckpointError, KeyMissingError, KindError, OptionError, SchemaError, SlotError
 from ostinato.storages.columns import StorageColumn, check_ends, with_field
@@ -184,8 +184,9 @@ class SavedRagged:
         Raises:
             DamagedFileError: if the ends do not ascend from 0 to the number of values.
         """
-        values = read_column(self._values)
-        return jagged(values, check_ends(values, read_column(self._ends)))
+        with torch.inference_mode(mode=False):  # nested tensors cannot be made of inference tensors
+            values = as_ordinary(read_column(self._values))
+            return jagged(values, check_ends(values, read_column(self._ends)))
 
 
 @final

@@ -82,7 +82,11 @@ def read_queue(state: dict[str, Any], engines: Sequence[Reader]) -> list[Composi
     for saved in state["pending"]:
         chosen, carry = [int(i) for i, _ in saved["parts"]], saved.get("carry")
         carry = None if carry is None else list(map(float, carry))
-        if not all(0 <= i < len(engines) for i in chosen) or (carry is not None and len(carry) != len(engines)):
+        if (
+            not chosen
+            or not all(0 <= i < len(engines) for i in chosen)
+            or (carry is not None and len(carry) != len(engines))
+        ):
             msg = f"the checkpoint holds a queued draw from the members {chosen}, with the carry {carry}: it is damaged"
             raise CheckpointError(msg)
         parts = [(int(i), read_draw(part, state["members"][i], engines[i])) for i, part in saved["parts"]]
