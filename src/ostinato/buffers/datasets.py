@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ostinato.buffers.records import Engine
+    from ostinato.buffers.reader import Reader
     from ostinato.core.rows import Leaf, Schema
     from ostinato.core.rows import Path as FieldPath
     from ostinato.datasets.columns import DatasetColumn
@@ -157,7 +157,7 @@ def _is_wanted(path: FieldPath, fields: Fields) -> bool:
     return any(path[: len(key)] == key for key in wanted)
 
 
-def _episodes(engine: Engine, storage: Any) -> tuple[Tensor, Tensor]:
+def _episodes(engine: Reader, storage: Any) -> tuple[Tensor, Tensor]:
     """Return the slots of rows, episode by episode, and the rows of each episode."""
     tracker = engine.tracker
     if tracker is None:
@@ -175,7 +175,7 @@ def _texts(values: Any, path: FieldPath) -> TextColumn:
     return TextColumn(list(numbers), TensorColumn(codes))
 
 
-def _of_objects(engine: Engine, fields: Any) -> DatasetStorage:
+def _of_objects(engine: Reader, fields: Any) -> DatasetStorage:
     """Return the rows of a storage of Python objects, stacked. Copy."""
     storage, wanted = engine.storage, None if engine.tracker is None else engine.tracker.wanted
     rows, order = len(storage), slots_in_order(engine)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from ostinato.buffers.options import BufferOptions
-    from ostinato.buffers.records import Engine
+
 
 _FIRST_USE = RLock()
 """Held while the parts of a buffer are made: two threads that use it first make them once."""
@@ -57,7 +57,7 @@ class Lifecycle:
     _writer_class: type[Writer] = RoundRobinWriter
     """The default writer."""
 
-    _engine: Engine = _at_first_use("_engine")
+    _engine: Reader = _at_first_use("_engine")
     _pipeline: Pipeline = _at_first_use("_pipeline")
     _transform: Compose = _at_first_use("_transform")
     _dim_extend: int = _at_first_use("_dim_extend")

@@ -38,11 +38,15 @@ class OtherProcesses(Observer):
         """For each slot the generation of the row that was reported, 0 for none."""
         self._state: Any = None
 
-    def _now(self, store: Store) -> NDArray[np.int64]:
-        """Return the generations of the complete rows in all slots, 0 for other slots. Have room for as many."""
-        capacity = store.ring.capacity
+    def _fit(self, capacity: int) -> None:
+        """Have a generation for each slot: the capacity is that of the buffer, but known with its first rows."""
         if self._known.size < capacity:
             self._known = np.zeros(capacity, np.int64)
+
+    def _now(self, store: Store) -> NDArray[np.int64]:
+        """Return the generations of the complete rows in all slots, 0 for other slots."""
+        capacity = store.ring.capacity
+        self._fit(capacity)
         found: NDArray[np.int64] = store.ring.generations(torch.from_numpy(np.arange(capacity))).numpy()
         found[found < 0] = 0
         return found
@@ -76,8 +80,7 @@ class OtherProcesses(Observer):
     def written(self, store: Store, placement: Placement, found: Any) -> None:  # noqa: ARG002
         """Record that rows of this process were reported: their generations are negative until they are committed."""
         slots = placement.slots_written(_CPU)
-        if self._known.size < store.ring.capacity:
-            self._known = np.zeros(store.ring.capacity, np.int64)
+        self._fit(store.ring.capacity)
         self._known[slots.numpy()] = np.abs(store.ring.generations(slots).numpy())
 
     def cleared(self, store: Store) -> None:  # noqa: ARG002

@@ -15,16 +15,16 @@ from ostinato.errors import OptionError
 from ostinato.samplers import Sampler
 
 if TYPE_CHECKING:
-    from ostinato.buffers.records import Engine
+    from ostinato.buffers.reader import Reader
     from ostinato.writers import Writer
 
     Part: TypeAlias = Sampler | Writer
 
-_owners: dict[int, tuple[ref[Part], ref[Engine]]] = {}
+_owners: dict[int, tuple[ref[Part], ref[Reader]]] = {}
 """By the `id` of the part: parts need not be hashable, and those that are equal differ."""
 
 
-def check_free(part: Part, engine: Engine | None = None) -> None:
+def check_free(part: Part, engine: Reader | None = None) -> None:
     """Check that no other buffer has a part that keeps a state of rows. Nothing changes.
 
     Args:
@@ -48,7 +48,7 @@ def check_free(part: Part, engine: Engine | None = None) -> None:
     raise OptionError(msg)
 
 
-def forget_rows(part: Part, engine: Engine | None = None) -> None:
+def forget_rows(part: Part, engine: Reader | None = None) -> None:
     """Let a free part forget the rows of a buffer that it belonged to earlier, if there was one.
 
     Args:
@@ -64,7 +64,7 @@ def forget_rows(part: Part, engine: Engine | None = None) -> None:
         part.clear()
 
 
-def record_owner(engine: Engine, *parts: Part) -> None:
+def record_owner(engine: Reader, *parts: Part) -> None:
     """Record that parts belong to the buffer of an engine from now on."""
     for part in parts:
         if part.keeps_rows:
@@ -72,7 +72,7 @@ def record_owner(engine: Engine, *parts: Part) -> None:
             _owners[id(part)] = (ref(part, partial(_owners.pop, id(part))), ref(engine))
 
 
-def _owner(part: Part) -> Engine | None:
+def _owner(part: Part) -> Reader | None:
     """Return the engine that has a part now; None if it is free."""
     entry = _owners.get(id(part))
     engine = None if entry is None else entry[1]()

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato.buffers.rate_limit import Waiters
-    from ostinato.buffers.records import Engine, Rows
+    from ostinato.buffers.reader import Reader
+    from ostinato.buffers.records import Rows
     from ostinato.buffers.sampling import Sampling
     from ostinato.buffers.updates import ConditionalUpdateResult
     from ostinato.core.records import Draw, Plan
@@ -101,7 +102,7 @@ def with_fields_of(plan: Plan, data: Any, unit: SampleUnit | None, sampler: Samp
     return data, notes
 
 
-def make_batch(engine: Engine, draw: Draw, finish: Finish, collate: Callable[[Any], Any] | None = None) -> Made | None:
+def make_batch(engine: Reader, draw: Draw, finish: Finish, collate: Callable[[Any], Any] | None = None) -> Made | None:
     """Make the batch of a draw, with another `collate` if one is given; None if it cannot be made any more."""
     rows = engine.gather(draw)
     if rows is None:
@@ -122,7 +123,7 @@ def make_batch(engine: Engine, draw: Draw, finish: Finish, collate: Callable[[An
 class Order(NamedTuple):
     """A batch that a reader asks for."""
 
-    engine: Engine
+    engine: Reader
     """Where draws come from."""
     size: int
     """Rows."""
@@ -274,7 +275,7 @@ class Prefetcher:
             self._queue = deque((draw, self._pool().submit(Work(partial(make, draw)))) for draw, _ in self._queue)
 
 
-def is_spent(engine: Engine) -> bool:
+def is_spent(engine: Reader) -> bool:
     """Whether the epoch holds no further draw; the caller holds the lock."""
     return not engine.pending and engine.sampler.spent(engine.view())
 
@@ -297,7 +298,7 @@ class Pipeline:
         depth: batches to keep ready; 0 is no prefetch.
     """
 
-    def __init__(self, engine: Engine, depth: int) -> None:
+    def __init__(self, engine: Reader, depth: int) -> None:
         self._engine = engine
         # page-locked batches are on their way to a GPU: prefetched ones are copied beside the learner's work
         self._stream = CopyStream() if depth and engine.store.pin and torch.cuda.is_available() else None

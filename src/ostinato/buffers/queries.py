@@ -19,7 +19,7 @@ from ostinato.errors import KeyMissingError, KindError, SchemaError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from ostinato.buffers.records import Engine
+    from ostinato.buffers.reader import Reader
     from ostinato.buffers.trajectory_view import Trajectory
     from ostinato.core.episodes.tracker import Key
     from ostinato.storages import Storage
@@ -426,7 +426,7 @@ def filter_trajectories(
 
 
 def run_query(
-    engine: Engine, transform: Compose, predicate: Callable[[Trajectory], Any] | None, key: Key | None
+    engine: Reader, transform: Compose, predicate: Callable[[Trajectory], Any] | None, key: Key | None
 ) -> list[Trajectory]:
     """Return the trajectories of a buffer for which a predicate holds; see `ReplayBuffer.query`."""
     kinds.require_tensordict("query()", "read the rows with rb[:], a SliceSampler, or rb.export()")
@@ -548,7 +548,7 @@ class _Stored:
         return kinds.as_tensordict(data, slots.shape[0])
 
 
-def slots_in_order(engine: Engine) -> Tensor:
+def slots_in_order(engine: Reader) -> Tensor:
     """Return the slots of rows in the order of a ring, the oldest first, int64 `[rows]`; with `ndim=2` the steps."""
     storage = engine.storage
     steps = len(storage) // storage.num_envs
@@ -556,7 +556,7 @@ def slots_in_order(engine: Engine) -> Tensor:
     return torch.arange(steps, device=storage.device).roll(-oldest)
 
 
-def _slots_of_trajectories(engine: Engine, stored: _Stored, key: Key | None) -> tuple[Tensor, list[int]]:
+def _slots_of_trajectories(engine: Reader, stored: _Stored, key: Key | None) -> tuple[Tensor, list[int]]:
     """Return all slots, environment after environment, the oldest first, and the rows of each trajectory."""
     storage = engine.storage
     rows, num_envs = len(storage), storage.num_envs

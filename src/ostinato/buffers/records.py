@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections import deque
@@ -13,16 +13,12 @@ if TYPE_CHECKING:
 
     from ostinato._native import Direct
     from ostinato.buffers.rate_limit import Ask, Gate
-    from ostinato.buffers.reader import Reader
     from ostinato.core.episodes.tracker import EpisodeTracker
     from ostinato.core.records import Draw
     from ostinato.core.ring import Ring
     from ostinato.core.shared_ring import SharedRing
     from ostinato.storages import Storage
     from ostinato.units import SampleUnit
-
-Engine: TypeAlias = "Reader"
-"""What stands behind a `ReplayBuffer`. Hold its `lock` to read several attributes."""
 
 
 class CompositeDraw(NamedTuple):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ostinato.buffers.pipeline import Prefetcher
-    from ostinato.buffers.records import Engine
+    from ostinato.buffers.reader import Reader
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def combine(parts: Sequence[BufferStats], prefetch: Prefetcher | None) -> Buffer
     return BufferStats(**total)
 
 
-def measure(engine: Engine, prefetch: Prefetcher | None) -> BufferStats:
+def measure(engine: Reader, prefetch: Prefetcher | None) -> BufferStats:
     """Count, under the engine's lock. Cost: O(rows), for the ages."""
     with engine.lock:
         if engine.sampler.prioritized:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
     from concurrent.futures import Future
 
-    from ostinato.buffers.records import Engine
+    from ostinato.buffers.reader import Reader
     from ostinato.core.index import Indexing
     from ostinato.core.records import Draw
     from ostinato.core.ring import Ring
@@ -75,7 +75,7 @@ def as_sampler(sampler: Sampler) -> PrioritySampler:
     return sampler  # type: ignore[return-value]
 
 
-def steps_of(engine: Engine) -> int | None:
+def steps_of(engine: Reader) -> int | None:
     """Return the steps of what a buffer stores or draws as one item, for which priorities may be given one by one.
 
     Returns:
@@ -118,7 +118,7 @@ def read_generations(given: Any, slots: Tensor, error: type[Exception] = SchemaE
     return found.to(slots.device, torch.int64).contiguous()
 
 
-def slots_of_rows(engine: Engine, index: Any) -> Tensor:
+def slots_of_rows(engine: Reader, index: Any) -> Tensor:
     """Return the slots of an index of rows that are present, int64 `[n]`; -1 is left to the caller.
 
     Raises:
@@ -359,7 +359,7 @@ def priorities_of_batch(
     return index, priority, generations
 
 
-def row_names(engine: Engine, draw: Draw, notes: dict[Any, Any], index: Callable[[Tensor], Any]) -> dict[Any, Any]:
+def row_names(engine: Reader, draw: Draw, notes: dict[Any, Any], index: Callable[[Tensor], Any]) -> dict[Any, Any]:
     """Return what samples have besides their rows, `[R]` each: `index`, weights and generations, and `notes`.
 
     Samples of prioritized buffers have the `priority_weight` of the row drawn, and the `index_generation` of each
@@ -568,7 +568,7 @@ def _last_of_each(slots: Tensor, rank: Tensor | None = None) -> Tensor:
 
 
 def parse_conditional(
-    engine: Engine,
+    engine: Reader,
     index: Any,
     generation: Any,
     patch: Any,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-_DRAWN, _STALE_UPDATES, _REDONE, _PROCESSES, _LOST, _ROWS_WRITTEN, _SINCE_EMPTY, _REPAIRS = range(8)
+_DRAWN, _STALE_UPDATES, _REDONE, _, _LOST, _ROWS_WRITTEN, _SINCE_EMPTY, _REPAIRS = range(8)
 
 
 _COUNTS = {_ROWS_WRITTEN: "written", _SINCE_EMPTY: "since_empty", _DRAWN: "drawn", _REDONE: "redone"}
@@ -134,10 +134,6 @@ class SharedRing:
     def repairs(self) -> int:
         """Number of repairs after a process died while it held the lock."""
         return int(self.lock.count(_REPAIRS))
-
-    def number_process(self) -> int:
-        """Return 1, 2, ...: another number in each call of any process."""
-        return int(self.lock.add(_PROCESSES, 1)) + 1
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
