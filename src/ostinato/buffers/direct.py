@@ -92,7 +92,7 @@ def _draws_in_general(engine: Reader, episodes: TrackedEpisodes | None) -> bool:
     """Whether calls wait, only some rows may be drawn, or the next call looks at the first rows."""
     due = engine.continuity is not None and engine.continuity.is_due(engine.ring)
     some = not engine.ring.counts.in_order or engine.store.eligible is not None
-    return due or some or engine.gate is not None or (engine.tracker is not None and episodes is None)
+    return due or some or bool(engine.rules) or (engine.tracker is not None and episodes is None)
 
 
 def _is_known(storage: Storage) -> TypeGuard[TensorStorage]:

@@ -5,22 +5,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, final
 
 from ostinato.buffers.continuity import ContinuityCheck
-from ostinato.buffers.observer import Observer
+from ostinato.buffers.observer import DrawRule, Observer
 from ostinato.buffers.options import raise_for_priorities
-from ostinato.buffers.rate_limit import as_counting
+from ostinato.buffers.rate_limit import as_counting, largest_batch
 from ostinato.buffers.updates import as_sampler, priorities_of_rows
-from ostinato.errors import SlotError
+from ostinato.errors import EmptyBufferError, SlotError
 from ostinato.samplers import PrioritizedSampler, Sampler, SamplerWithoutReplacement
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
     from ostinato.buffers.observer import Incoming
+    from ostinato.buffers.rate_limit import Ask
+    from ostinato.buffers.reader import Reader
     from ostinato.buffers.store import Store
     from ostinato.core.episodes.tracker import EpisodeTracker, Marks
-    from ostinato.core.records import Placement
+    from ostinato.core.records import Draw, Placement
     from ostinato.units import SampleUnit
 
 
@@ -38,6 +40,10 @@ class EpisodeRows(Observer):
         self.tracker, self._sampler = tracker, sampler
         self.continuity = ContinuityCheck.begin(tracker, unit, sampler)
         """Looks whether rows of windows follow each other; None without windows, and once it has seen enough."""
+
+    def saved(self, store: Store, queued: Sequence[Draw]) -> dict[str, Any]:  # noqa: ARG002
+        """Return the episodes."""
+        return {"episodes": self.tracker.state_dict(store.storage)}
 
     def direct(self, store: Store) -> bool:
         """Whether episodes are those of the buffer itself, told by flags alone, and no more rows are looked at."""
@@ -169,8 +175,8 @@ class RecordedRows(_OfSampler):
 
 
 @final
-class UsedRows(Observer):
-    """Rows that have left, for a sampler that uses rows up.
+class UsedRows(DrawRule):
+    """Draws that use rows up, and rows that have left, for a sampler that counts draws.
 
     Args:
         sampler: the sampler.
@@ -182,6 +188,59 @@ class UsedRows(Observer):
     def place(self, store: Store, incoming: Incoming) -> Placement | None:
         """Return their slots, which new rows take."""
         return self._sampler.place(incoming.rows, store.ring)
+
+    def can_draw(self, reader: Reader, rows: int) -> bool:  # noqa: ARG002
+        """Whether the rows present allow so many draws, or a smaller batch comes out."""
+        return self._sampler.leaves or rows <= self._sampler.draws_left
+
+    def most_draws(self, reader: Reader, rows: int) -> int:  # noqa: ARG002
+        """Return how many of so many rows may be drawn."""
+        return min(rows, self._sampler.draws_left)
+
+    def wait_to_draw(self, reader: Reader, rows: int, ask: Ask, queued: Callable[[], bool]) -> int:  # noqa: ARG002
+        """Return the rows of the largest batch that the rows present allow, of at least `ask.min_rows`.
+
+        Raises:
+            EmptyBufferError: if these are fewer.
+        """
+        if ask.min_rows is None or reader.pending:
+            return rows
+        most = largest_batch(reader, rows, ask.min_rows)
+        if not most:
+            msg = (
+                f"the rows present can be drawn {self._sampler.draws_left} more time(s), and at least "
+                f"min_batch={ask.min_rows} were asked for: write more rows, or ask for fewer"
+            )
+            raise EmptyBufferError(msg)
+        return most
+
+    def canceled(self, reader: Reader, draw: Draw) -> None:
+        """Undo the counts of a draw."""
+        if draw.ring is reader.ring and draw.sampler is self._sampler:  # else its rows are gone
+            self._sampler.undo(draw, reader.view())
+
+    def delivered(self, reader: Reader, draw: Draw) -> None:
+        """Count the rows of a batch as used; tell the remover which of them have left."""
+        sampler, remover = self._sampler, reader.store.remover
+        if draw.sampler is not sampler or not self.knows(draw, reader.ring):
+            return
+        sampler.deliver(draw)
+        if remover is not None and sampler.leaves:
+            slots = draw.slots.cpu().numpy()  # some may be of another batch that is being made
+            remover.used_up(slots[sampler.eligible.free.has(slots)])
+
+    def resumed(self, reader: Reader, draws: list[Draw]) -> list[Draw]:
+        """Return the draws whose rows are present, or were kept."""
+        view, kept = reader.view(), []
+        for draw in draws:
+            generations = draw.generations
+            here = generations is not None and bool(reader.ring.holds(draw.slots, generations).all())
+            if here or draw.held is not None:
+                kept.append(draw)
+            else:
+                self._sampler.undo(draw, view)
+        self._sampler.resume(kept, view)
+        return kept
 
 
 @final

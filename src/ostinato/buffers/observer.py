@@ -9,12 +9,15 @@ import torch
 from ostinato.core.options import check_number
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
+    from ostinato.buffers.rate_limit import Ask
+    from ostinato.buffers.reader import Reader
     from ostinato.buffers.store import Store
-    from ostinato.core.records import Placement
+    from ostinato.core.records import Draw, Placement
+    from ostinato.core.ring import Ring
 
 
 class Incoming(NamedTuple):
@@ -47,6 +50,10 @@ class Observer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned, in a copy that takes the place of this observer if the load succeeds."""
+
+    def saved(self, store: Store, queued: Sequence[Draw]) -> dict[str, Any]:  # noqa: ARG002
+        """Return what a reader saves of a part of its own, with draws that are queued. Nothing is copied."""
+        return {}
 
     def direct(self, store: Store) -> bool:  # noqa: ARG002
         """Whether native calls may write rows, which report their slots to prioritized samplers alone."""
@@ -111,6 +118,67 @@ class Observer:
 
     def reread(self, store: Store) -> None:
         """Values of any rows may have changed: read again what was read from them."""
+
+
+class DrawRule(Observer):
+    """Base of what permits and counts the draws of one reader, and the writes of its buffer.
+
+    The reader calls every method under the lock of the store.
+    """
+
+    _since = 0  # serial number of the first row that a draw under these counts may have met
+
+    def begin(self, ring: Ring) -> None:
+        """Start from the rows present: draws that were made before are not counted."""
+        # of an empty buffer nothing can be drawn before the next write: earlier draws are not of these counts
+        self._since = ring.written + (ring.rows == 0)
+
+    def knows(self, draw: Draw, ring: Ring) -> bool:
+        """Whether a draw was made since the start."""
+        return draw.ring is ring and draw.serial >= self._since
+
+    def cleared(self, store: Store) -> None:
+        """Start anew."""
+        self.begin(store.ring)
+
+    replaced = cleared
+
+    def may_write(self, reader: Reader, rows: int) -> bool:  # noqa: ARG002
+        """Whether a write of so many rows need not wait.
+
+        Raises:
+            OptionError: if it could never be made.
+        """
+        return True
+
+    def may_draw(self, reader: Reader, rows: int) -> bool:  # noqa: ARG002
+        """Whether a draw of so many rows need not wait."""
+        return True
+
+    def can_draw(self, reader: Reader, rows: int) -> bool:  # noqa: ARG002
+        """Whether a draw of so many rows returns at once, and does not raise."""
+        return True
+
+    def most_draws(self, reader: Reader, rows: int) -> int:  # noqa: ARG002
+        """Return the rows of the largest draw of at most `rows` rows that may be made now; 0 if none may."""
+        return rows
+
+    def wait_to_draw(self, reader: Reader, rows: int, ask: Ask, queued: Callable[[], bool]) -> int:  # noqa: ARG002
+        """Return the rows to draw, once they may be drawn; see `Reader.wait_to_draw`."""
+        return rows
+
+    def drew(self, draw: Draw) -> None:
+        """Rows were drawn."""
+
+    def canceled(self, reader: Reader, draw: Draw) -> None:
+        """The batch of a draw was not delivered."""
+
+    def delivered(self, reader: Reader, draw: Draw) -> None:
+        """The batch of a draw reached the caller."""
+
+    def resumed(self, reader: Reader, draws: list[Draw]) -> list[Draw]:  # noqa: ARG002
+        """Return those draws of a checkpoint that are still to be delivered; the counts of the others are undone."""
+        return draws
 
 
 def nothing() -> None:

@@ -11,14 +11,15 @@ from dataclasses import KW_ONLY, dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
-from ostinato.buffers.observer import Observer
+from ostinato.buffers.observer import DrawRule
 from ostinato.core.options import check_integer, check_number, check_type
 from ostinato.core.processes import next_place, whole_in_forks
-from ostinato.errors import CheckpointError, OptionError, WaitTimeoutError
+from ostinato.errors import CheckpointError, OptionError, UsageError, WaitTimeoutError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from ostinato.buffers.reader import Reader
     from ostinato.buffers.store import Store
     from ostinato.core.records import Draw, Placement
     from ostinato.core.ring import Ring
@@ -400,7 +401,9 @@ class Ask(NamedTuple):
     """Rows of the smallest batch to take when the time is up; None takes whole batches only."""
 
     def begun(self, gate: Gate) -> Ask:
-        """Return the same, its time beginning now."""
+        """Return the same, its time beginning now unless it has begun."""
+        if self.until is not None:
+            return self
         patience_s = gate.patience_s(self.timeout_s)
         return self._replace(timeout_s=patience_s, until=time.monotonic() + patience_s)
 
@@ -467,11 +470,11 @@ class Waiters:
 
 
 @final
-class Gate(Observer):
-    """The counts of a `Flow` for the calls of one buffer. Every method is called under the engine's lock.
+class Gate(DrawRule):
+    """The counts of a `Flow` for the calls of one buffer. Every method is called under the lock of the buffer.
 
-    It decides; the engine (`wait_to_write`, `wait_to_draw`) waits, since a wait may outlast the gate: a new
-    sampler may bring another one, or none.
+    A wait may outlast its gate, since a new sampler may bring another one, or none: a call that waits looks at the
+    gates that its reader has now.
 
     Args:
         limiter: the rules; None is `RateLimiter()`, for a queue.
@@ -493,7 +496,6 @@ class Gate(Observer):
             raise OptionError(msg)
         self.flow = Flow(rules)
         self._delivered = 0
-        self._since = 0  # serial number of the first row that a draw under these counts may have met
         self._waiters = waiters
 
     def __getstate__(self) -> dict[str, Any]:
@@ -518,56 +520,125 @@ class Gate(Observer):
         why = f"a draw of {rows} row(s) waited {waited_s:g} s for writers: {self.flow.why_no_draw(rows, stock)}"
         return self.flow.told(why, stock, self._waiters.writers, self._waiters.readers)
 
-    # -- counts -------------------------------------------------------------------------------------------------------
+    # -- waiting ------------------------------------------------------------------------------------------------------
+
+    def may_write(self, reader: Reader, rows: int) -> bool:
+        """Whether a write of so many rows may go ahead now.
+
+        Raises:
+            OptionError: if it could never be made.
+        """
+        stock = reader.stock()
+        self.flow.check_write(rows, None if stock.room is None else reader.storage.capacity)
+        return self.flow.may_write(rows, stock)
+
+    def may_draw(self, reader: Reader, rows: int) -> bool:
+        """Whether a batch of so many rows may be drawn now."""
+        return self.flow.may_draw(rows, reader.stock())
+
+    can_draw = may_draw
+
+    def most_draws(self, reader: Reader, rows: int) -> int:
+        """Return the rows of the largest batch of at most `rows` rows that may be drawn now; 0 if none may."""
+        return self.flow.most_draws(rows, reader.stock())
 
     def wait(self, store: Store, rows: int, timeout_s: float | None) -> float | None:
-        """Wait for readers; see `Reader.wait_to_write`."""
-        return store.own.wait_to_write(rows, timeout_s)
+        """Wait until so many rows may be written: return the seconds that are left, None if no wait was needed.
+
+        Raises:
+            OptionError: if they could never be written.
+            WaitTimeoutError: naming what the call waits for.
+        """
+        reader = store.own
+
+        def held_by() -> Gate | None:
+            return next((gate for gate in reader.gates if not gate.may_write(reader, rows)), None)
+
+        if held_by() is None:
+            return None
+        waited_s = self.patience_s(timeout_s)
+        until = time.monotonic() + waited_s
+        writers = self._waiters.writers
+        self._waiters.wait(
+            writers, rows, until, held_by, lambda gate: gate.why_no_write(rows, reader.stock(), waited_s)
+        )
+        return max(0.0, until - time.monotonic())
+
+    def wait_to_draw(self, reader: Reader, rows: int, ask: Ask, queued: Callable[[], bool]) -> int:
+        """Return once a batch of so many rows may be drawn, or one is queued.
+
+        Returns:
+            The rows to draw: fewer if the time is up, and at least `ask.min_rows` may be drawn.
+
+        Raises:
+            OptionError: if it could never be drawn.
+            WaitTimeoutError: naming what the call waits for.
+        """
+        if queued() or reader.may_draw(rows):
+            return rows
+        begun = ask.begun(self)
+        waited_s, until = begun.timeout_s or 0.0, begun.until or 0.0
+
+        def held_by() -> Gate | None:
+            if queued() or reader.may_draw(rows):
+                return None
+            sampler = reader.sampler
+            most = as_counting(sampler).draws_of(reader.storage.capacity) if sampler.counting else None
+            for gate in reader.gates:
+                gate.flow.check_draw(ask.min_rows or rows, most)
+            return reader.gates[0]
+
+        try:
+            self._waiters.wait(
+                self._waiters.readers,
+                rows,
+                until,
+                held_by,
+                lambda gate: gate.why_no_draw(rows, reader.stock(), waited_s),
+            )
+        except WaitTimeoutError:
+            fewer = 0 if ask.min_rows is None else largest_batch(reader, rows, ask.min_rows)
+            if not fewer:
+                raise
+            return fewer
+        return rows
+
+    # -- counts -------------------------------------------------------------------------------------------------------
 
     def written(self, store: Store, placement: Placement, found: Any) -> None:  # noqa: ARG002
         """Count rows written."""
         self.flow.wrote(placement.total)
         self._waiters.wake()
 
-    def cleared(self, store: Store) -> None:
-        """Start the counts anew."""
-        self.begin(store.ring)
-
-    replaced = cleared
-
     def drew(self, draw: Draw) -> None:
         """Count the rows of a draw."""
         self.flow.drew(rows_of(draw))
         self._waiters.wake()
 
-    def delivered(self, draw: Draw, ring: Ring) -> bool:
-        """Count the rows of a batch that was delivered; return whether its draw is one of these counts."""
-        known = self._knows(draw, ring)
-        if known:
+    def delivered(self, reader: Reader, draw: Draw) -> None:
+        """Count the rows of a batch that was delivered."""
+        if self.knows(draw, reader.ring):
             self._delivered += rows_of(draw)
-        return known
+        self._waiters.wake()
 
-    def undrew(self, draw: Draw, ring: Ring) -> None:
+    def canceled(self, reader: Reader, draw: Draw) -> None:
         """Undo the count of a draw that was not delivered."""
-        if self._knows(draw, ring):
+        if self.knows(draw, reader.ring):
             self.flow.drew(-rows_of(draw))
         self._waiters.wake()
 
-    def _knows(self, draw: Draw, ring: Ring) -> bool:
-        return draw.ring is ring and draw.serial >= self._since
-
     def begin(self, ring: Ring) -> None:
         """Start the counts from the rows present."""
+        super().begin(ring)
         self.flow.begin(ring.rows)
-        # of an empty buffer nothing can be drawn before the next write: earlier draws are not of these counts
-        self._delivered, self._since = 0, ring.written + (ring.rows == 0)
+        self._delivered = 0
         self._waiters.wake()
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
-    def state(self, queued: Sequence[Draw]) -> dict[str, Any]:
+    def saved(self, store: Store, queued: Sequence[Draw]) -> dict[str, Any]:  # noqa: ARG002
         """Return the counts: rows drawn are those delivered and those queued, as only these will ever arrive."""
-        return {**self.flow.state_dict(), "drawn": self._delivered + sum(map(rows_of, queued))}
+        return {"flow": {**self.flow.state_dict(), "drawn": self._delivered + sum(map(rows_of, queued))}}
 
     def load_state(self, state: dict[str, Any] | None, ring: Ring, pending: Sequence[Draw]) -> None:
         """Restore counts. The rules stay this buffer's own: saved under others, the counts restart."""
@@ -582,6 +653,36 @@ class Gate(Observer):
                 UserWarning,
                 stacklevel=2,
             )
+
+
+def gates_of(reader: Reader, limiter: RateLimiter | None) -> tuple[Gate, ...]:
+    """Return what makes the calls of a reader wait: for a rate limiter, or a queue; counts that go on are kept.
+
+    Raises:
+        KindError: if the limiter is no `RateLimiter`.
+        OptionError: if sampling could never begin.
+    """
+    sampler = reader.sampler
+    if limiter is None and not (sampler.counting and as_counting(sampler).bounded):
+        return ()
+    if limiter is None and reader.gates:
+        return reader.gates
+    gate = Gate(limiter, reader.storage.max_size, reader.waiters)
+    gate.begin(reader.ring)
+    return (gate,)
+
+
+def largest_batch(reader: Reader, rows: int, least: int) -> int:
+    """Return the rows of the largest batch of `least` to `rows` rows that may be drawn now; 0 if none may."""
+    view = reader.view()
+    most = min((rule.most_draws(reader, rows) for rule in reader.rules), default=rows)
+    for size in range(most, least - 1, -1):
+        try:
+            reader.sampler.check_draw(view, size)
+        except (OptionError, UsageError):
+            continue  # slices and groups are drawn in whole numbers of rows
+        return size
+    return 0
 
 
 def rows_of(draw: Draw) -> int:

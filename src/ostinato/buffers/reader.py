@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, NoReturn, cast, final
 
@@ -11,7 +10,7 @@ import torch
 from ostinato.buffers.checkpoint.save import checker, save_buffer
 from ostinato.buffers.checkpoint.state import FORMAT, copy_part, engine_state, load_engine_states, load_saved
 from ostinato.buffers.drawn_ahead import HeldRows
-from ostinato.buffers.followers import EpisodeRows, begin_sampler, followers
+from ostinato.buffers.followers import EpisodeRows, UsedRows, begin_sampler, followers
 from ostinato.buffers.options import (
     check_order,
     check_pair,
@@ -23,7 +22,7 @@ from ostinato.buffers.options import (
 from ostinato.buffers.part_owners import check_free, record_owner
 from ostinato.buffers.pipeline import make_batch
 from ostinato.buffers.policy_versions import begin_versions, no_versions
-from ostinato.buffers.rate_limit import Ask, Gate, Stock, as_counting, check_counting
+from ostinato.buffers.rate_limit import Ask, Stock, as_counting, check_counting, gates_of
 from ostinato.buffers.records import Draws, Rows, Source
 from ostinato.buffers.remover import check_deletable, make_remover
 from ostinato.buffers.store import Store
@@ -38,7 +37,6 @@ from ostinato.errors import (
     OptionError,
     OstinatoError,
     UsageError,
-    WaitTimeoutError,
 )
 from ostinato.samplers.base import check_not_negative
 
@@ -118,8 +116,9 @@ class Reader(Draws):
     def follow(self) -> None:
         """Follow the rows by the parts that there are now."""
         before = self._episodes
-        parts = followers(self.sampler, self.tracker, self.unit, self.priority_path)
-        self.observers: tuple[Observer, ...] = parts if self.gate is None else (*parts, self.gate)
+        parts = (*followers(self.sampler, self.tracker, self.unit, self.priority_path), *self.gates)
+        self.observers: tuple[Observer, ...] = parts
+        self.rules = (*self.gates, *(part for part in parts if isinstance(part, UsedRows)))
         self._episodes = next((part for part in parts if isinstance(part, EpisodeRows)), None)
         if before is not None and self._episodes is not None:
             self._episodes.continuity = before.continuity
@@ -134,8 +133,8 @@ class Reader(Draws):
         """Join the copy of the store."""
         self.__dict__.update(state)
         self.lock, self.waiters = self.store.lock, self.store.waiters
-        if self.gate is not None:
-            self.gate.attach(self.waiters)
+        for gate in self.gates:
+            gate.attach(self.waiters)
         self.store.join(self)
         record_owner(self, self.sampler, *([self.store.writer] if self.own else []))
 
@@ -282,7 +281,7 @@ class Reader(Draws):
             record_owner(self, sampler)
             self.pending.clear()
             if self.own and self.limiter is None:  # a queue makes its writers wait, other samplers do not
-                self.gate = self._make_gate(None)
+                self.gates = gates_of(self, None)
             self.follow()
             if self.own:
                 store.begin_removal()
@@ -324,24 +323,9 @@ class Reader(Draws):
         return Stock(sampler.rows_left, sampler.draws_left, sampler.room(self.view()))
 
     def begin_limiter(self, limiter: RateLimiter | None) -> None:
-        """Follow a rate limiter, or that of a queue; counts that go on are kept.
-
-        Raises:
-            KindError: if it is no `RateLimiter`.
-            OptionError: if sampling could never begin.
-        """
-        self.gate = self._make_gate(limiter)
+        """Follow a rate limiter, or that of a queue; see `gates_of`."""
+        self.gates = gates_of(self, limiter)
         self.follow()
-
-    def _make_gate(self, limiter: RateLimiter | None) -> Gate | None:
-        sampler = self.sampler
-        if limiter is None and not (sampler.counting and as_counting(sampler).bounded):
-            return None
-        if limiter is None and self.gate is not None:
-            return self.gate
-        gate = Gate(limiter, self.storage.max_size, self.waiters)
-        gate.begin(self.store.ring)
-        return gate
 
     def without_rows(self, store: Store | None = None) -> Reader:
         """Return a reader with copies of the parts, over a store without rows, which a state is loaded into.
@@ -361,9 +345,9 @@ class Reader(Draws):
         made.counts.redone = self.counts.redone
         made.sampler = copy_part(self.sampler)
         made.tracker = None if self.tracker is None else self.make_tracker(made.sampler)
-        if made.gate is not None:
-            made.gate = None
-            made.gate = made._make_gate(self.limiter)
+        made.gates = ()
+        made.gates = gates_of(made, self.limiter) if self.gates else ()
+        made.rules = (*made.gates, *(UsedRows(made.sampler) for _ in range(made.sampler.counting)))
         return made
 
     # -- priorities ---------------------------------------------------------------------------------------------------
@@ -456,7 +440,7 @@ class Reader(Draws):
 
     def may_draw(self, rows: int) -> bool:
         """Whether a draw of so many rows need not wait: it is permitted, or a draw is left from a checkpoint."""
-        return self.gate is None or bool(self.pending) or self.gate.flow.may_draw(rows, self.stock())
+        return not self.gates or bool(self.pending) or all(gate.may_draw(self, rows) for gate in self.gates)
 
     def can_draw(self, rows: int) -> bool:
         """Whether a draw of so many rows returns at once, and does not raise."""
@@ -464,7 +448,7 @@ class Reader(Draws):
             self.store.follow_storage()
             if self.pending:
                 return True
-            view, sampler, stock = self.view(), self.sampler, self.stock()
+            view, sampler = self.view(), self.sampler
             ran_out = sampler.ran_out
             try:
                 self.check_drawable(view)
@@ -474,31 +458,17 @@ class Reader(Draws):
             finally:
                 if sampler.ran_out != ran_out:
                     sampler.ran_out = ran_out  # nothing was drawn
-            if stock.draws is not None and rows > stock.draws and not sampler.leaves:
-                return False
-            return self.may_draw(rows) and not (sampler.drop_last and rows > view.rows)
+            allowed = all(rule.can_draw(self, rows) for rule in self.rules)
+            return allowed and not (sampler.drop_last and rows > view.rows)
 
     def can_write(self, rows: int) -> bool:
         """Whether a write of so many rows goes ahead at once, as far as writer and rate limiter are concerned."""
         with self.lock:
             self.store.follow_storage()
             try:
-                return self.store.writer.mutable and self._held_writer(rows) is None
+                return self.store.writer.mutable and all(gate.may_write(self, rows) for gate in self.gates)
             except OptionError:  # it could never be written
                 return False
-
-    def _held_writer(self, rows: int) -> Gate | None:
-        """Return the gate that does not let a write of so many rows go on now; None if nothing holds it.
-
-        Raises:
-            OptionError: if they could never be written.
-        """
-        gate = self.gate
-        if gate is None:
-            return None
-        bounded = self.sampler.counting and as_counting(self.sampler).bounded
-        gate.flow.check_write(rows, self.storage.capacity if bounded else None)
-        return None if gate.flow.may_write(rows, self.stock()) else gate
 
     def wait_to_draw(self, rows: int, ask: Ask, queued: Callable[[], bool] = lambda: False) -> int:
         """Return once a draw of so many rows need not wait, or one is queued; the caller holds the lock.
@@ -509,83 +479,11 @@ class Reader(Draws):
         Raises:
             OptionError: if it could never be made.
             WaitTimeoutError: naming what the call waits for.
+            EmptyBufferError: where no call waits, if too few draws are left.
         """
-        gate = self.gate
-        if gate is None or queued() or self.may_draw(rows):
-            return rows
-        begun = ask if ask.until is not None else ask.begun(gate)
-        waited_s, until = begun.timeout_s or 0.0, begun.until or 0.0
-
-        def held_by() -> Gate | None:
-            gate = self.gate  # a new sampler may have brought another one
-            if gate is None or queued() or self.may_draw(rows):
-                return None
-            sampler = self.sampler
-            most = as_counting(sampler).draws_of(self.storage.capacity) if sampler.counting else None
-            gate.flow.check_draw(ask.min_rows or rows, most)
-            return gate
-
-        try:
-            self.waiters.wait(
-                self.waiters.readers, rows, until, held_by, lambda gate: gate.why_no_draw(rows, self.stock(), waited_s)
-            )
-        except WaitTimeoutError:
-            fewer = 0 if ask.min_rows is None else self._most_rows(rows, ask.min_rows)
-            if not fewer:
-                raise
-            return fewer
+        for rule in self.rules:
+            rows = rule.wait_to_draw(self, rows, ask, queued)
         return rows
-
-    def _most_rows(self, rows: int, least: int) -> int:
-        """Return the rows of the largest batch of `least` to `rows` rows that may be drawn now; 0 if none may."""
-        stock, view = self.stock(), self.view()
-        if self.gate is not None:
-            most = self.gate.flow.most_draws(rows, stock)
-        else:
-            most = rows if stock.draws is None else min(rows, stock.draws)
-        for size in range(most, least - 1, -1):
-            try:
-                self.sampler.check_draw(view, size)
-            except (OptionError, UsageError):
-                continue  # slices and groups are drawn in whole numbers of rows
-            return size
-        return 0
-
-    def _rows_present(self, rows: int, least: int) -> int:
-        """Return the rows of the largest batch that may be drawn where no call waits.
-
-        Raises:
-            EmptyBufferError: if these are fewer than `least`.
-        """
-        most = self._most_rows(rows, least)
-        if not most:
-            msg = (
-                f"the rows present can be drawn {self.stock().draws} more time(s), and at least min_batch={least} were "
-                "asked for: write more rows, or ask for fewer"
-            )
-            raise EmptyBufferError(msg)
-        return most
-
-    def wait_to_write(self, rows: int, timeout_s: float | None) -> float | None:
-        """Return once so many rows may be written: the seconds that are left, None if no wait was needed.
-
-        Raises:
-            OptionError: if they could never be written.
-            WaitTimeoutError: naming what the call waits for.
-        """
-        gate = self._held_writer(rows)
-        if gate is None:
-            return None
-        waited_s = gate.patience_s(timeout_s)
-        until = time.monotonic() + waited_s
-        self.waiters.wait(
-            self.waiters.writers,
-            rows,
-            until,
-            lambda: self._held_writer(rows),
-            lambda gate: gate.why_no_write(rows, self.stock(), waited_s),
-        )
-        return max(0.0, until - time.monotonic())
 
     # -- drawing ------------------------------------------------------------------------------------------------------
 
@@ -605,10 +503,8 @@ class Reader(Draws):
             self.store.follow_storage()
             if self._episodes is not None and self._episodes.continuity is not None:
                 self._episodes.look(self.store)
-            if self.gate is not None:
+            if self.rules:
                 batch_size = self.wait_to_draw(batch_size, ask)
-            elif ask.min_rows is not None and not self.pending:
-                batch_size = self._rows_present(batch_size, ask.min_rows)
             if self.pending:
                 return self.pending.popleft()
             generator = self.generator
@@ -620,8 +516,8 @@ class Reader(Draws):
                 draw = self.expand(draw, generator, view)
             if rng is not None:
                 draw = draw._replace(rng=rng)
-            if self.gate is not None:
-                self.gate.drew(draw)
+            for rule in self.rules:
+                rule.drew(draw)
             return self.hold(draw) if ahead else draw
 
     def fresh(
@@ -733,29 +629,16 @@ class Reader(Draws):
 
     def give_back(self, draw: Draw) -> None:
         """Undo the counts of a draw whose batch was not delivered."""
-        if self.gate is None and not self.sampler.counting:
-            return
-        with self.lock:
-            mine = draw.ring is self.store.ring and draw.sampler is self.sampler  # else its rows are gone
-            if mine and self.sampler.counting:
-                as_counting(self.sampler).undo(draw, self.view())
-            if self.gate is not None:
-                self.gate.undrew(draw, self.store.ring)
+        if self.rules:
+            with self.lock:
+                for rule in self.rules:
+                    rule.canceled(self, draw)
 
-    def retake(self, draws: Sequence[Draw]) -> list[Draw]:
+    def resumed(self, draws: list[Draw]) -> list[Draw]:
         """Return the draws of a checkpoint that are still to be delivered; the counts of void ones are undone."""
-        if not self.sampler.counting:
-            return list(draws)
-        sampler, view, kept = as_counting(self.sampler), self.view(), []
-        for draw in draws:
-            generations, held = draw.generations, draw.held
-            here = generations is not None and bool(self.store.ring.holds(draw.slots, generations).all())
-            if here or held is not None:
-                kept.append(draw)
-            else:
-                sampler.undo(draw, view)
-        sampler.resume(kept, view)
-        return kept
+        for rule in self.rules:
+            draws = rule.resumed(self, draws)
+        return draws
 
     # -- gathering ----------------------------------------------------------------------------------------------------
 
@@ -837,18 +720,10 @@ class Reader(Draws):
 
     def deliver(self, draw: Draw) -> None:
         """Count the rows of a batch that reached the caller."""
-        store, gate = self.store, self.gate
-        with self.lock, store.ring.lock:
+        with self.lock, self.store.ring.lock:
             self.counts.drawn += (draw.slots if draw.plan is None else draw.plan.records).shape[0]
-            known = draw.ring is store.ring if gate is None else gate.delivered(draw, store.ring)
-            if known and self.sampler.counting and draw.sampler is self.sampler:
-                sampler = as_counting(self.sampler)
-                sampler.deliver(draw)
-                if store.remover is not None and sampler.leaves:
-                    slots = draw.slots.cpu().numpy()  # some may be of another batch that is being made
-                    store.remover.used_up(slots[sampler.eligible.free.has(slots)])
-            if gate is not None:
-                self.waiters.wake()
+            for rule in self.rules:
+                rule.delivered(self, draw)
 
     def stale(self, draw: Draw, rows: Rows) -> Tensor:
         """Return bool `[R]`, and count, which rows were replaced since they were gathered."""

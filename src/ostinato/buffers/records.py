@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato._native import Direct
+    from ostinato.buffers.observer import DrawRule
     from ostinato.buffers.rate_limit import Ask, Gate
     from ostinato.core.episodes.tracker import EpisodeTracker
     from ostinato.core.records import Draw
@@ -41,8 +42,10 @@ class Draws:
     """Native calls that write and draw in place of the methods; see `ostinato.buffers.direct`."""
     direct_tried = True
     """Whether `direct` was looked for since the parts changed."""
-    gate: Gate | None = None
-    """The counts of a rate limiter, or of a queue."""
+    gates: tuple[Gate, ...] = ()
+    """The counts of a rate limiter, or of a queue; empty where no call waits."""
+    rules: tuple[DrawRule, ...] = ()
+    """What permits and counts draws: the gates, and rows that are used up."""
     unit: SampleUnit | None = None
     tracker: EpisodeTracker | None = None
     lock: Any

@@ -242,7 +242,7 @@ class ReplayBuffer(Sampling):
     @property
     def rate_limiter(self) -> RateLimiter | None:
         """The rules by which readers and writers wait for each other; None if they never wait."""
-        return None if self._engine.gate is None else self._engine.gate.flow.limiter
+        return next((gate.flow.limiter for gate in self._engine.gates), None)
 
     @property
     def transform(self) -> Compose:
@@ -444,7 +444,7 @@ class ReplayBuffer(Sampling):
                 return index  # type: ignore[no-any-return]
         if self._viewed is not None:
             return self._viewed.extend(data, update_priority=update_priority, timeout_s=timeout_s)
-        if engine.gate is not None:
+        if engine.gates:
             data = replayable(data)
         given, data = data, self._accept(data)
         if data is None and given is not None:

@@ -169,12 +169,12 @@ class Sampling(Lifecycle):
         """Check the options of a draw of `size` rows and return them."""
         engine, ahead = self._engine, self._pipeline.prefetch is not None
         if timeout_s is not None:
-            check_wait(timeout_s, waits=engine.gate is not None)
+            check_wait(timeout_s, waits=bool(engine.gates))
         age = None if max_age is None else check_age(engine.store.versions, engine.sampler, max_age, prefetch=ahead)
         if min_batch is not None:
             whole = None if out is None else "out, which takes whole batches"
             whole = "prefetch, whose batches were drawn before" if ahead else whole
-            partial = engine.gate is not None or engine.sampler.counting
+            partial = bool(engine.rules)
             check_min_batch(min_batch, size, partial=partial, whole=whole)
             min_batch = int(min_batch)
         return Ask(timeout_s, age, min_rows=min_batch)

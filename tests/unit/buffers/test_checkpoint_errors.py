@@ -92,7 +92,7 @@ STEPS: list[tuple[Any, str]] = [
     (Compose, "load_state_dict"),
     (checkpoint._Load, "parts"),
     (checkpoint._Load, "_ring"),
-    (Reader, "retake"),
+    (Reader, "resumed"),
     (checkpoint._Load, "draws"),
 ]
 

@@ -34,8 +34,7 @@ def buffer(sampler: Any = None, capacity: int = 64, **options: Any) -> ReplayBuf
 
 
 def counts(rb: ReplayBuffer) -> tuple[int, int]:
-    gate = rb._engine.gate
-    assert gate is not None
+    (gate,) = rb._engine.gates
     return gate.flow.written, gate.flow.drawn
 
 

@@ -45,7 +45,7 @@ def test_the_ratio_holds_while_threads_race() -> None:
     limiter = RateLimiter(3.0, 40.0, 20)
     rb = ReplayBuffer(storage=LazyTensorStorage(50), batch_size=8, prefetch=2, rate_limiter=limiter)
     balances: list[float] = []
-    flow = rb._engine.gate.flow  # type: ignore[union-attr]
+    flow = rb._engine.gates[0].flow
 
     def balance() -> None:
         with rb._engine.lock:

@@ -186,7 +186,7 @@ def _reader_state(engine: Reader, queued: Sequence[Draw], transform: Compose, ba
     generator = generator_state(engine.generator)
     if engine.storage.shared and drawn:  # their rows are replaced meanwhile: a load makes other draws
         generator, drawn = drawn[0].rng, []
-    return {
+    state = {
         "sampler": _part_state(engine.sampler),
         "rows_drawn": engine.rows_drawn,
         "generator": generator,
@@ -194,9 +194,10 @@ def _reader_state(engine: Reader, queued: Sequence[Draw], transform: Compose, ba
         "batch_size": batch_size,
         "unit": _unit_name(engine),
         "pending": [show_draw(draw, engine) for draw in drawn],
-        **({} if engine.gate is None else {"flow": engine.gate.state(drawn)}),
-        **({} if engine.tracker is None else {"episodes": engine.tracker.state_dict(engine.storage)}),
     }
+    for observer in engine.observers:
+        state.update(observer.saved(engine.store, drawn))
+    return state
 
 
 _OF_ROWS = ("storage", "writer", "stamps", "rows_written", "rows_since_empty", "deleted", "observers")
@@ -746,12 +747,12 @@ class _Load:
             turned = self._storage.seam(self._saved)
             made.tracker.load_state_dict(self._storage, None if turned else state.get("episodes"))
         made.begin_sampler()
-        for draw in made.retake([_of(made, draw) for draw in self._pending]):
+        for draw in made.resumed([_of(made, draw) for draw in self._pending]):
             found = revive(made, draw)
             if found is not None:
                 made.pending.append(found)
-        if made.gate is not None:
-            made.gate.load_state(state.get("flow"), made.ring, made.pending)
+        for gate in made.gates:
+            gate.load_state(state.get("flow"), made.ring, made.pending)
         made.counts.drawn = int(state["rows_drawn"])
 
     def exchange(self) -> None:
@@ -771,7 +772,7 @@ class _Load:
             for observer, loaded in zip(store.added, made.store.added, strict=True):
                 vars(observer).update(vars(loaded))
         vars(engine.sampler).update(vars(made.sampler))
-        engine.counts, engine.tracker, engine.gate = made.counts, made.tracker, made.gate
+        engine.counts, engine.tracker, engine.gates = made.counts, made.tracker, made.gates
         engine.follow()
         if store.storage.follow_ring(store.ring) is not store.ring:
             store.settle()
