@@ -9,6 +9,7 @@ from ostinato.buffers.observer import DrawRule, Observer
 from ostinato.buffers.options import raise_for_priorities
 from ostinato.buffers.rate_limit import as_counting, largest_batch
 from ostinato.buffers.updates import as_sampler, priorities_of_rows
+from ostinato.core.ring import no_slots
 from ostinato.errors import EmptyBufferError, SlotError
 from ostinato.samplers import PrioritizedSampler, Sampler, SamplerWithoutReplacement
 
@@ -116,7 +117,7 @@ class SamplerRows(_OfSampler):
 
     def check_removal(self, store: Store) -> None:
         """Raise if the sampler cannot do without rows."""
-        self._sampler.drop_rows(store.no_slots(), store.view(self._sampler, self._tracker))
+        self._sampler.drop_rows(no_slots(store.ring), store.view(self._sampler, self._tracker))
 
     def before_removal(self, store: Store, slots: Tensor | None) -> None:
         """Let the sampler do without rows."""
@@ -320,6 +321,6 @@ def begin_sampler(store: Store, sampler: Sampler, tracker: EpisodeTracker | None
         as_counting(sampler).begin(store.view(sampler, tracker))
     else:
         sampler.recheck()
-    gone = store.deleted_slots() if tracker is None else store.no_slots()
+    gone = store.deleted_slots() if tracker is None else no_slots(store.ring)
     if gone.numel():
         sampler.drop_rows(gone, store.view(sampler, tracker))

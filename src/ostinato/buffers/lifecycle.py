@@ -1,4 +1,4 @@
-"""How a buffer in this process is made, shut down and pickled, and the names by which TorchRL's services do so."""
+"""The parts of a buffer in this process: made, exchanged, shut down and pickled; the names of TorchRL's services."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ from threading import RLock
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
-from ostinato.buffers.options import check_drop_last, check_episodes, check_generator, check_pin, part
+from ostinato.buffers.options import (
+    check_drop_last,
+    check_episodes,
+    check_generator,
+    check_pin,
+    check_same_device,
+    part,
+)
 from ostinato.buffers.part_owners import check_free, forget_rows, record_owner
 from ostinato.buffers.pipeline import Pipeline
 from ostinato.buffers.reader import Reader, make_reader
@@ -24,9 +31,15 @@ from ostinato.units import chain_units
 from ostinato.writers import RoundRobinWriter, Writer
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
+    import torch
+
     from ostinato.buffers.options import BufferOptions
+    from ostinato.buffers.rate_limit import RateLimiter
+    from ostinato.core.episodes.tracker import Episodes
+    from ostinato.units import SampleUnit
 
 
 _FIRST_USE = RLock()
@@ -112,6 +125,132 @@ class Lifecycle:
     def initialized(self) -> bool:
         """Whether the parts are made: from the start, or with `delayed_init` since the first use."""
         return self._given is None
+
+    # -- the parts -----------------------------------------------------------------------------------------------------
+
+    @property
+    def storage(self) -> Storage:
+        """The storage."""
+        return self._engine.storage
+
+    @property
+    def sampler(self) -> Sampler:
+        """The sampler."""
+        return self._engine.sampler
+
+    @property
+    def writer(self) -> Writer:
+        """The writer."""
+        return self._engine.writer
+
+    @property
+    def batch_size(self) -> int | None:
+        """Rows that `sample()` gives; None if the constructor was given none."""
+        return self._batch_size
+
+    @property
+    def dim_extend(self) -> int:
+        """Dimension of the data along which `extend` grows the buffer."""
+        return self._dim_extend
+
+    @dim_extend.setter
+    def dim_extend(self, dim: int) -> None:
+        if dim != self._dim_extend:
+            msg = f"dim_extend cannot be reset, from {self._dim_extend} to {dim!r}: make a new replay buffer"
+            raise UsageError(msg)
+
+    @property
+    def rate_limiter(self) -> RateLimiter | None:
+        """The rules by which readers and writers wait for each other; None if they never wait."""
+        return next((gate.flow.limiter for gate in self._engine.gates), None)
+
+    @property
+    def transform(self) -> Compose:
+        """The chain of transforms."""
+        return self._transform
+
+    def set_sampler(self, sampler: Sampler) -> Sampler:
+        """Exchange the sampler and return the previous one; prefetched batches are dropped.
+
+        Raises:
+            OptionError: if the sampler does not go with the other parts, or keeps a state of rows and serves another
+                buffer; nothing has changed then.
+        """
+        check_drop_last(part("sampler", sampler, Sampler, None), self._batch_size)
+        with_limit(sampler, None, self._pipeline.prefetch and self._pipeline.prefetch.depth)
+        with self._engine.lock:  # no draw of the old one may come in between
+            self._pipeline.drop()
+            return self._engine.set_sampler(sampler)
+
+    def set_storage(self, storage: Storage, collate_fn: Callable[[Any], Any] | None = None) -> Storage:
+        """Exchange the storage and return the previous one.
+
+        The collate function becomes `collate_fn`, or the new storage's default.
+        """
+        part("storage", storage, Storage, None)
+        check_pin(self._engine.store.pin, storage)
+        source = Source(storage, storage.default_collate if collate_fn is None else collate_fn)
+        with self._engine.lock:
+            store = self._engine.own_store(f"exchange the storage for {type(storage).__name__}")
+            store.require_private("exchange its storage")
+            self._pipeline.drop()
+            old = store.set_source(source)
+        if not self._dim_given:
+            self._dim_extend = storage.ndim - 1
+        return old
+
+    def set_writer(self, writer: Writer) -> Writer:
+        """Exchange the writer and return the previous one; writing goes on after the newest row."""
+        writer = part("writer", writer, Writer, None)
+        return self._engine.own_store(f"exchange the writer for {type(writer).__name__}").set_writer(writer)
+
+    @property
+    def _storage(self) -> Storage:
+        """The storage, under the name by which collectors of TorchRL look for it."""
+        return self.storage
+
+    def append_transform(self, transform: Any, *, invert: bool = False) -> Self:
+        """Add a transform at the end of the chain; `invert` makes a callable run at writing. Returns the buffer."""
+        self._transform.append(transform, invert=invert)
+        self._pipeline.redo()  # after it, or another thread would queue batches without it in between
+        return self
+
+    def insert_transform(self, index: int, transform: Any, *, invert: bool = False) -> Self:
+        """Add a transform before position `index` of the chain. Returns the buffer.
+
+        Raises:
+            OptionError: if the position is out of range.
+        """
+        self._transform.insert(index, transform, invert=invert)
+        self._pipeline.redo()
+        return self
+
+    @property
+    def sample_unit(self) -> SampleUnit | None:
+        """What a drawn row becomes; None if it stays a row."""
+        return self._engine.unit
+
+    @property
+    def episodes(self) -> Episodes | None:
+        """Where episodes end, as buffer, unit and sampler say together; None if episodes are not tracked."""
+        tracker = self._engine.tracker
+        return None if tracker is None else tracker.wanted
+
+    def set_rng(self, generator: torch.Generator | None) -> None:
+        """Draw from another generator from now on; None is torch's global one. Batches made ahead are dropped.
+
+        Raises:
+            KindError: if it is no generator.
+            OptionError: if it is on another device than the rows.
+        """
+        engine = self._engine
+        with engine.lock:
+            storage = engine.storage
+            if check_generator(generator) is not None and generator is not None and storage.laid_out:
+                check_same_device(generator, storage)
+            self._pipeline.drop()
+            engine.parts_changed()
+            engine.generator = generator
 
     # -- the end ------------------------------------------------------------------------------------------------------
 

@@ -3,36 +3,32 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any, NoReturn, cast, final
+from typing import TYPE_CHECKING, Any, cast, final
 
 import torch
 
 from ostinato.buffers.checkpoint.save import checker, save_buffer
 from ostinato.buffers.checkpoint.state import FORMAT, copy_part, engine_state, load_engine_states, load_saved
 from ostinato.buffers.drawn_ahead import HeldRows
-from ostinato.buffers.followers import EpisodeRows, UsedRows, begin_sampler, followers
+from ostinato.buffers.followers import UsedRows
 from ostinato.buffers.options import (
-    check_order,
-    check_pair,
-    check_single,
     check_view_parts,
     checked_slots,
     require_tracking,
 )
 from ostinato.buffers.part_owners import check_free, record_owner
+from ostinato.buffers.parts import Parts
 from ostinato.buffers.pipeline import make_batch
 from ostinato.buffers.policy_versions import begin_versions, no_versions
-from ostinato.buffers.rate_limit import Ask, Stock, as_counting, check_counting, gates_of
-from ostinato.buffers.records import Draws, Rows, Source
-from ostinato.buffers.remover import check_deletable, make_remover
-from ostinato.buffers.store import Store
-from ostinato.buffers.updates import as_sampler, check_sampler, parse_conditional, priorities_of_rows, slots_of_rows
+from ostinato.buffers.rate_limit import Ask, gates_of
+from ostinato.buffers.records import Rows, Source
+from ostinato.buffers.remover import make_remover
+from ostinato.buffers.store import Store, copied
+from ostinato.buffers.updates import as_sampler, check_sampler, parse_conditional, slots_of_rows
 from ostinato.core.counts import BufferCounts, make_counts
-from ostinato.core.episodes.tracker import EpisodeTracker, merge_episodes
 from ostinato.core.kinds import require_eager
 from ostinato.core.records import Draw, Plan, View
 from ostinato.errors import (
-    EmptyBufferError,
     KeyMissingError,
     OptionError,
     OstinatoError,
@@ -45,15 +41,11 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ostinato.buffers.observer import Incoming, Observer
-    from ostinato.buffers.pipeline import Prefetcher
     from ostinato.buffers.rate_limit import RateLimiter
     from ostinato.buffers.remover import RemoverName
     from ostinato.buffers.updates import ConditionalUpdate, ConditionalUpdateResult, PriorityUpdate
     from ostinato.core.episodes.tracker import Episodes
-    from ostinato.core.ring import Ring
     from ostinato.samplers import PrioritySampler, Sampler
-    from ostinato.storages import Storage
     from ostinato.transforms import Compose
     from ostinato.units import SampleUnit
     from ostinato.writers import Writer
@@ -62,24 +54,13 @@ _PLAIN = Ask()
 
 
 @final
-class Reader(Draws):
+class Reader(Parts):
     """Draws and gathers rows of a store: sampler, unit, episodes, generator and queue of a buffer, or of a view of one.
 
     The store has a weak reference to each reader, and reports to its `observers` what happens to rows: a view that is
     dropped costs nothing more. Thread-safe: a draw holds the lock of the store (microseconds); the copy runs outside
     it. After a copy, generations tell whether a row was replaced meanwhile; the batch is then copied again under the
     lock, so that no batch holds a torn row.
-
-    Args:
-        store: the rows.
-        sampler: which rows come next.
-        generator: source of all draws; None is torch's global generator.
-        unit: what a drawn row becomes; None leaves it a row.
-        episodes: where episodes end; None takes what unit and sampler say.
-        own: whether it is the reader of the buffer itself, else that of a view.
-
-    Raises:
-        OptionError: if parts do not go together.
     """
 
     direct_tried = False
@@ -88,41 +69,6 @@ class Reader(Draws):
     """The chain of transforms of a view."""
     batch_size: int | None = None
     """Rows of a batch of a view, if it is known."""
-
-    def __init__(
-        self,
-        store: Store,
-        sampler: Sampler,
-        generator: torch.Generator | None,
-        unit: SampleUnit | None = None,
-        episodes: Episodes | None = None,
-        *,
-        own: bool = True,
-    ) -> None:
-        self.store, self.lock, self.waiters, self.saves = store, store.lock, store.waiters, store.saves
-        self.own, self.sampler, self.generator, self.unit, self.episodes = own, sampler, generator, unit, episodes
-        self.counts: BufferCounts = store.counts if own else make_counts(BufferCounts)
-        self.pending: deque[Draw] = deque()
-        self.queue: Prefetcher | None = None
-        self.priority_path: tuple[str, ...] | None = None if own else store.own.priority_path
-        self.rows_stale = 0
-        self._stale_updates: int | Tensor = 0
-        self._episodes: EpisodeRows | None = None
-        self.tracker = self.make_tracker(sampler)
-        self.check_removal(sampler, store.writer)
-        self.check_storage(store.storage, store.writer)
-        self.follow()
-
-    def follow(self) -> None:
-        """Follow the rows by the parts that there are now."""
-        before = self._episodes
-        parts = (*followers(self.sampler, self.tracker, self.unit, self.priority_path), *self.gates)
-        self.observers: tuple[Observer, ...] = parts
-        self.rules = (*self.gates, *(part for part in parts if isinstance(part, UsedRows)))
-        self._episodes = next((part for part in parts if isinstance(part, EpisodeRows)), None)
-        if before is not None and self._episodes is not None:
-            self._episodes.continuity = before.continuity
-        self.store.parts_changed()
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but threads and direct calls; the store goes along. The caller holds the lock."""
@@ -139,45 +85,6 @@ class Reader(Draws):
         record_owner(self, self.sampler, *([self.store.writer] if self.own else []))
 
     # -- what belongs to the store ------------------------------------------------------------------------------------
-
-    @property
-    def storage(self) -> Storage:
-        """The storage."""
-        return self.store.source.storage
-
-    @property
-    def source(self) -> Source:
-        """The storage and its collate function."""
-        return self.store.source
-
-    @property
-    def ring(self) -> Ring:
-        """Rows, cursor and generations."""
-        return self.store.ring
-
-    @property
-    def writer(self) -> Writer:
-        """The writer."""
-        return self.store.writer
-
-    def own_store(self, what: str) -> Store:
-        """Return the store, for calls that concern all samplers of a buffer.
-
-        Args:
-            what: the call, for the message.
-
-        Raises:
-            UsageError: if this is the reader of a view.
-        """
-        if not self.own:
-            _raise_for_view(what)
-        return self.store
-
-    @property
-    def rows_present(self) -> int:
-        """Rows present, without those that have left."""
-        eligible = self.store.eligible
-        return len(self.storage) if eligible is None else eligible.rows
 
     @property
     def rows_written(self) -> int:
@@ -199,70 +106,7 @@ class Reader(Draws):
         """Batches copied again because a writer replaced some of their rows."""
         return self.counts.redone
 
-    def parts_changed(self) -> None:
-        """End direct calls; see `Store.parts_changed`."""
-        self.store.parts_changed()
-
-    def end_direct(self) -> None:
-        """End the direct calls of this reader."""
-        if self.direct is not None:
-            self.direct.close()
-        self.direct, self.direct_tried = None, False
-
-    def view(self) -> View:
-        """Return what the sampler may see, now."""
-        return self.store.view(self.sampler, self.tracker)
-
     # -- parts --------------------------------------------------------------------------------------------------------
-
-    def make_tracker(self, sampler: Sampler) -> EpisodeTracker | None:
-        """Track episodes if unit, sampler or the user ask for them."""
-        unit, writer = self.unit, self.store.writer
-        check_single(unit, sampler)
-        wanted = merge_episodes([self.episodes, None if unit is None else unit.episodes, sampler.episodes])
-        check_counting(sampler, writer, unit, wanted)
-        if wanted is None:
-            return None
-        check_order(writer)
-        need, span = (1, 1) if unit is None else (unit.need, unit.span)
-        tracker = EpisodeTracker(wanted, need, max(span, sampler.slice_steps))
-        tracker.check_span(self.storage)
-        return tracker
-
-    def check_storage(self, storage: Storage, writer: Writer) -> None:
-        """Check that the parts go with a storage and a writer, and these with each other."""
-        check_pair(storage, writer)
-        check_sampler(storage, self.sampler)
-        self.sampler.check_parts(storage, writer)
-        if self.tracker is not None:
-            self.tracker.check_span(storage)
-        self.check_unit(storage)
-
-    def check_writer(self, writer: Writer) -> None:
-        """Check that the parts go with another writer."""
-        if self.tracker is not None:
-            check_order(writer)
-        check_counting(self.sampler, writer, None, None)
-        self.sampler.check_parts(self.storage, writer)
-
-    def check_unit(self, storage: Storage) -> None:
-        """Check that the unit can be used with the rows of a storage, as soon as their schema is known."""
-        if self.unit is not None and storage.schema is not None:
-            self.unit.check_schema(storage.schema, () if self.tracker is None else self.tracker.ends)
-
-    def check_removal(self, sampler: Sampler, writer: Writer) -> None:
-        """Check that another sampler or writer goes with the remover, and with rows that were deleted."""
-        store, remover = self.store, self.store.remover
-        if remover is None:
-            return
-        tracked = self.make_tracker(sampler) is not None or self.unit is not None
-        if remover.eligible is not None:
-            if self.own or tracked:
-                check_deletable(store.storage, writer, tracked=tracked)
-            sampler.drop_rows(store.no_slots(), self.view())
-        if self.own or tracked:
-            mains = sampler if self.own else store.own.sampler
-            make_remover(remover.name, store.storage, mains, writer, store.versions, tracked=tracked)
 
     def set_sampler(self, sampler: Sampler) -> Sampler:
         """Exchange the sampler; queued draws of the old one are dropped."""
@@ -288,39 +132,6 @@ class Reader(Draws):
             self.begin_sampler()
             self.waiters.wake()
             return old
-
-    def begin_sampler(self) -> None:
-        """Initialize the sampler's bookkeeping from the rows already stored."""
-        begin_sampler(self.store, self.sampler, self.tracker)
-
-    @property
-    def continuity(self) -> Any:
-        """What looks whether rows of windows follow each other; None without windows, or once it has seen enough."""
-        return None if self._episodes is None else self._episodes.continuity
-
-    def set_priority_path(self, path: tuple[str, ...] | None) -> None:
-        """Take first priorities from another field of new rows; the caller holds the lock."""
-        self.priority_path = path
-        self.follow()
-
-    def end_continuity(self) -> None:
-        """Do not look whether rows of windows follow each other."""
-        if self._episodes is not None:
-            self._episodes.continuity = None
-
-    def first_priorities(self, incoming: Incoming) -> Tensor | None:
-        """Return the priorities in rows about to be written, checked; None if the rows have none."""
-        if not incoming.ranked:
-            return None
-        sampler, device = as_sampler(self.sampler), self.storage.device
-        return priorities_of_rows(incoming.data, self.priority_path, incoming.rows, sampler, device)
-
-    def stock(self) -> Stock:
-        """Return what there is for readers and writers now; the caller holds the lock."""
-        if not self.sampler.counting:
-            return Stock(self.rows_present)
-        sampler = as_counting(self.sampler)
-        return Stock(sampler.rows_left, sampler.draws_left, sampler.room(self.view()))
 
     def begin_limiter(self, limiter: RateLimiter | None) -> None:
         """Follow a rate limiter, or that of a queue; see `gates_of`."""
@@ -559,18 +370,6 @@ class Reader(Draws):
             raise OptionError(msg)
         return view._replace(starts=versions.recent(self.storage, view, max_age))
 
-    def check_drawable(self, view: View) -> None:
-        """Raise if there is no row to draw.
-
-        Raises:
-            EmptyBufferError: if there are no rows, or no row can start a window.
-        """
-        if view.rows == 0:
-            msg = "Cannot sample from an empty storage: add rows first"
-            raise EmptyBufferError(msg)
-        if view.starts is not None and not view.starts.rows:
-            raise EmptyBufferError(view.starts.why_none(view.rows))
-
     def expand(self, draw: Draw, generator: torch.Generator | None, view: View | None = None) -> Draw:
         """Plan what slices and units make of the rows drawn; the caller holds the lock.
 
@@ -653,7 +452,7 @@ class Reader(Draws):
         source = self.store.source
         payload: Any = None
         try:
-            payload = self.store.copied(source.storage, draw)
+            payload = copied(source.storage, draw, pin=self.store.pin)
         except (IndexError, KeyMissingError):
             if self._untouched(draw):
                 raise  # else a writer is at work: look again under the lock
@@ -682,7 +481,7 @@ class Reader(Draws):
                 if again is None:
                     return None
                 source, draw = self.store.source, again
-                payload = self.store.copied(source.storage, draw)
+                payload = copied(source.storage, draw, pin=self.store.pin)
                 self.counts.redone += 1
             if draw.generations is not None:
                 generations = self.store.ring.generations(draw.slots)
@@ -777,11 +576,6 @@ class Reader(Draws):
             load_engine_states([(self, transform, batch_size)], [state])
 
 
-def _raise_for_view(what: str) -> NoReturn:
-    msg = f"a view cannot {what}, which concerns all samplers of the buffer: do it with the buffer that it is a view of"
-    raise UsageError(msg)
-
-
 def make_reader(
     source: Source,
     sampler: Sampler,
@@ -819,6 +613,6 @@ def make_reader(
     reader.limiter = limiter
     reader.begin_limiter(limiter)
     store.versions = begin_versions(version_key, writer, len(storage))
-    store.remover = make_remover(remover, storage, sampler, writer, store.versions, tracked=store.is_tracked())
+    store.remover = make_remover(remover, storage, sampler, writer, store.versions, tracked=reader.tracked)
     store.parts_changed()
     return reader

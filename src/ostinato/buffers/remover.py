@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ostinato.buffers.observer import Observer
-from ostinato.buffers.updates import as_sampler
+from ostinato.buffers.updates import as_sampler, priorities_of_rows
 from ostinato.core.eligible import DELETED, USED_UP, Eligible, slots_of
 from ostinato.core.options import check_choice
 from ostinato.core.rank_order import RankOrder
@@ -91,8 +91,9 @@ class Remover(Observer):
         if self.name == "lifo":
             return -np.arange(first, first + rows, dtype=np.float64)
         if self.name == "lowest_priority":
-            given = store.own.first_priorities(incoming)
-            default = as_sampler(store.own.sampler).default_priority
+            own, sampler = store.own, as_sampler(store.own.sampler)
+            path, default = own.priority_path if incoming.ranked else None, sampler.default_priority
+            given = priorities_of_rows(incoming.data, path, rows, sampler, store.ring.device)
             return np.full(rows, default) if given is None else given.cpu().numpy()
         if self.name == "oldest_version" and store.versions is not None:
             return store.versions.check(store, incoming).astype(np.float64)

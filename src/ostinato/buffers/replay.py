@@ -10,20 +10,14 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from ostinato.buffers.checkpoint.state import own_copy
 from ostinato.buffers.direct import defined_together, direct_rows, find_direct
 from ostinato.buffers.lifecycle import Lifecycle, name_methods
 from ostinato.buffers.observer import Observer
 from ostinato.buffers.options import (
     BufferOptions,
-    check_drop_last,
-    check_generator,
-    check_pin,
     check_prefetch,
-    check_same_device,
     check_service,
     own,
-    part,
     positive,
     swap_dims,
     warn_of_sampler,
@@ -31,8 +25,8 @@ from ostinato.buffers.options import (
 from ostinato.buffers.queries import run_query
 from ostinato.buffers.rate_limit import check_wait, replayable
 from ostinato.buffers.reader import Reader
-from ostinato.buffers.records import Source
 from ostinato.buffers.sampling import Sampling
+from ostinato.buffers.saving import Saving
 from ostinato.buffers.stats import BufferStats, measure
 from ostinato.buffers.updates import as_sampler, as_stored, parse_update, rows_of_sample, steps_of, unpack_sample
 from ostinato.buffers.views import make_view
@@ -41,12 +35,9 @@ from ostinato.core.episodes.tracker import as_path
 from ostinato.core.index import is_field
 from ostinato.core.kinds import require_eager
 from ostinato.core.records import Placement, Run
-from ostinato.durable.progress import BYTES, Progress
 from ostinato.errors import KindError, UsageError
 from ostinato.samplers import PrioritySampler, Sampler
-from ostinato.samplers.consuming import with_limit
 from ostinato.storages import Storage
-from ostinato.writers import Writer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -65,8 +56,8 @@ if TYPE_CHECKING:
     from ostinato.datasets.export import ExportOptions, ExportReport
     from ostinato.durable.progress import ProgressOption
     from ostinato.storages.base import Checkpointer
-    from ostinato.transforms import Compose
     from ostinato.units import SampleUnit
+    from ostinato.writers import Writer
 
 _CPU = torch.device("cpu")
 
@@ -199,26 +190,6 @@ class ReplayBuffer(Sampling):
         return self if self._viewed is None else self._viewed
 
     @property
-    def storage(self) -> Storage:
-        """The storage."""
-        return self._engine.storage
-
-    @property
-    def sampler(self) -> Sampler:
-        """The sampler."""
-        return self._engine.sampler
-
-    @property
-    def writer(self) -> Writer:
-        """The writer."""
-        return self._engine.writer
-
-    @property
-    def batch_size(self) -> int | None:
-        """Rows that `sample()` gives; None if the constructor was given none."""
-        return self._batch_size
-
-    @property
     def write_count(self) -> int:
         """Rows written since the buffer was made or emptied."""
         return self._engine.rows_since_empty
@@ -227,67 +198,6 @@ class ReplayBuffer(Sampling):
     def cursor(self) -> int:
         """Slot after the newest row: with a round-robin writer the slot of the next row."""
         return self._engine.ring.cursor
-
-    @property
-    def dim_extend(self) -> int:
-        """Dimension of the data along which `extend` grows the buffer."""
-        return self._dim_extend
-
-    @dim_extend.setter
-    def dim_extend(self, dim: int) -> None:
-        if dim != self._dim_extend:
-            msg = f"dim_extend cannot be reset, from {self._dim_extend} to {dim!r}: make a new replay buffer"
-            raise UsageError(msg)
-
-    @property
-    def rate_limiter(self) -> RateLimiter | None:
-        """The rules by which readers and writers wait for each other; None if they never wait."""
-        return next((gate.flow.limiter for gate in self._engine.gates), None)
-
-    @property
-    def transform(self) -> Compose:
-        """The chain of transforms."""
-        return self._transform
-
-    def set_sampler(self, sampler: Sampler) -> Sampler:
-        """Exchange the sampler and return the previous one; prefetched batches are dropped.
-
-        Raises:
-            OptionError: if the sampler does not go with the other parts, or keeps a state of rows and serves another
-                buffer; nothing has changed then.
-        """
-        check_drop_last(part("sampler", sampler, Sampler, None), self._batch_size)
-        with_limit(sampler, None, self._pipeline.prefetch and self._pipeline.prefetch.depth)
-        with self._engine.lock:  # no draw of the old one may come in between
-            self._pipeline.drop()
-            return self._engine.set_sampler(sampler)
-
-    def set_storage(self, storage: Storage, collate_fn: Callable[[Any], Any] | None = None) -> Storage:
-        """Exchange the storage and return the previous one.
-
-        The collate function becomes `collate_fn`, or the new storage's default.
-        """
-        part("storage", storage, Storage, None)
-        check_pin(self._engine.store.pin, storage)
-        source = Source(storage, storage.default_collate if collate_fn is None else collate_fn)
-        with self._engine.lock:
-            store = self._engine.own_store(f"exchange the storage for {type(storage).__name__}")
-            store.require_private("exchange its storage")
-            self._pipeline.drop()
-            old = store.set_source(source)
-        if not self._dim_given:
-            self._dim_extend = storage.ndim - 1
-        return old
-
-    def set_writer(self, writer: Writer) -> Writer:
-        """Exchange the writer and return the previous one; writing goes on after the newest row."""
-        writer = part("writer", writer, Writer, None)
-        return self._engine.own_store(f"exchange the writer for {type(writer).__name__}").set_writer(writer)
-
-    @property
-    def _storage(self) -> Storage:
-        """The storage, under the name by which collectors of TorchRL look for it."""
-        return self.storage
 
     def view(
         self,
@@ -340,22 +250,6 @@ class ReplayBuffer(Sampling):
         made = object.__new__(type(self))
         made.__dict__.update({**self.__dict__, **attributes})
         return made
-
-    def append_transform(self, transform: Any, *, invert: bool = False) -> ReplayBuffer:
-        """Add a transform at the end of the chain; `invert` makes a callable run at writing. Returns the buffer."""
-        self._transform.append(transform, invert=invert)
-        self._pipeline.redo()  # after it, or another thread would queue batches without it in between
-        return self
-
-    def insert_transform(self, index: int, transform: Any, *, invert: bool = False) -> ReplayBuffer:
-        """Add a transform before position `index` of the chain. Returns the buffer.
-
-        Raises:
-            OptionError: if the position is out of range.
-        """
-        self._transform.insert(index, transform, invert=invert)
-        self._pipeline.redo()
-        return self
 
     def add(self, data: Any, *, timeout_s: float | None = None) -> Any:
         """Add one row.
@@ -593,33 +487,6 @@ class ReplayBuffer(Sampling):
             msg = f"the rows of this {type(self).__name__} are not all written here: observe a private buffer"
             raise UsageError(msg)
         engine.own_store("take an observer").observe(observer)
-
-    @property
-    def sample_unit(self) -> SampleUnit | None:
-        """What a drawn row becomes; None if it stays a row."""
-        return self._engine.unit
-
-    @property
-    def episodes(self) -> Episodes | None:
-        """Where episodes end, as buffer, unit and sampler say together; None if episodes are not tracked."""
-        tracker = self._engine.tracker
-        return None if tracker is None else tracker.wanted
-
-    def set_rng(self, generator: torch.Generator | None) -> None:
-        """Draw from another generator from now on; None is torch's global one. Batches made ahead are dropped.
-
-        Raises:
-            KindError: if it is no generator.
-            OptionError: if it is on another device than the rows.
-        """
-        engine = self._engine
-        with engine.lock:
-            storage = engine.storage
-            if check_generator(generator) is not None and generator is not None and storage.laid_out:
-                check_same_device(generator, storage)
-            self._pipeline.drop()
-            engine.parts_changed()
-            engine.generator = generator
 
     def empty(self, empty_write_count: bool = True) -> None:  # noqa: FBT001, FBT002
         """Forget all rows and start at slot 0 again; memory is kept.
@@ -1021,103 +888,6 @@ class ReplayBuffer(Sampling):
             return BufferStats(capacity=capacity, initialized=False)
         return measure(self._engine, self._pipeline.prefetch)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the whole state: rows, cursor, generations, sampler, generator, transforms, queued draws.
-
-        A copy, of rows present alone, for `torch.save` and `load_state_dict`; `dumps` saves without copying. The rows
-        of a `ListStorage` are the stored objects. Pending updates are written first.
-        """
-        self._pipeline.settle()
-        with self._engine.lock:
-            return {**own_copy(self._state()), "_batch_size": self._batch_size}  # TorchRL's name, read by its scripts
-
-    def _state(self) -> dict[str, Any]:
-        return self._engine.state(self._pipeline.draws, self._transform, self._batch_size)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned, by copy; sampling goes on exactly where it was.
-
-        Raises:
-            CheckpointError: if the state does not fit the parts of this buffer; nothing is changed.
-        """
-        engine = self._engine
-        self._pipeline.settle()
-        with engine.saves.lock, engine.lock:
-            engine.load_state(state, self._transform, self._batch_size)
-            self._pipeline.forget()
-
-    def dumps(self, path: str | Path, *, incremental: bool = False, progress: ProgressOption = None) -> None:
-        """Save the whole state to the directory `path`, whole or not at all; saving over an older one is legal.
-
-        What is saved is the state of one moment. Other threads go on sampling and writing while rows of tensor storages
-        are written; they wait for what is small, for Python objects, and for save hooks. Extra memory: at most 64 MB,
-        fields of Python objects as files hold them, and what save hooks return.
-
-        Args:
-            path: the directory.
-            incremental: write only the rows that have changed since the save that `path` holds, where this buffer made
-                it or was loaded from it, and everything otherwise: also after a view of rows was handed out
-                (`rb[2:5]`, `rb.storage["obs"]`), and where patches would take more bytes than the rows.
-            progress: the bytes done and their total; see `ProgressOption`.
-
-        Raises:
-            CheckpointError: if something cannot be saved, if no load would take the state, or if the path holds other
-                things; an older save stays whole.
-            DamagedFileError: if an incremental save finds the chain damaged that it would fold: save without it.
-            StorageMemoryError: if the disk is too small, naming the bytes needed; an older save stays whole.
-        """
-        with Progress(progress, "save", unit=BYTES):
-            self._pipeline.settle()
-            self._engine.save(path, self._state, incremental=incremental)
-
-    def loads(
-        self, path: str | Path, *, verify: bool = True, mmap: bool = False, progress: ProgressOption = None
-    ) -> None:
-        """Restore what `dumps` saved.
-
-        Args:
-            path: the directory.
-            verify: compare the checksum of every block of rows that is read; False saves that time where the files are
-                trusted to be whole. Tables of patches are verified in any case.
-            mmap: do not read the rows: map their files, which come in page by page as rows are sampled (text and other
-                Python objects are read at once). Opens at once, whatever the size, and needs memory for rows that are
-                used alone. What is written goes to memory, the files stay as they are; they must not be removed by
-                others as long as the buffer lives, but may be saved over. Sizes and tables are verified, checksums of
-                rows are not (`ostinato verify` does). For `LazyTensorStorage` on the CPU without `single_copy`,
-                `codec` or `kinds`, on Linux and macOS.
-            progress: the bytes done and their total; see `ProgressOption`.
-
-        Raises:
-            CheckpointError: if the checkpoint does not fit the parts of this buffer; nothing is changed.
-            DamagedFileError: if a file is damaged, naming it.
-            OptionError: if rows of this storage cannot be mapped.
-        """
-        engine = self._engine
-        with Progress(progress, "load", unit=BYTES), engine.saves.lock, engine.lock:
-            engine.load(path, self.load_state_dict, verify=verify, mmap=mmap)
-
-    def save(self, path: str | Path, *, incremental: bool = False, progress: ProgressOption = None) -> None:
-        """Do `dumps`."""
-        self.dumps(path, incremental=incremental, progress=progress)
-
-    dump = save
-
-    def load(
-        self, path: str | Path, *, verify: bool = True, mmap: bool = False, progress: ProgressOption = None
-    ) -> None:
-        """Do `loads`."""
-        self.loads(path, verify=verify, mmap=mmap, progress=progress)
-
-    def register_save_hook(self, hook: Callable[..., Any]) -> None:
-        """Let a hook convert the rows when `dumps` saves them; see the storage's `register_save_hook`."""
-        with self._engine.lock:
-            self.storage.register_save_hook(hook)
-
-    def register_load_hook(self, hook: Callable[..., Any]) -> None:
-        """Let a hook convert rows back when `loads` reads them; see the storage's `register_load_hook`."""
-        with self._engine.lock:
-            self.storage.register_load_hook(hook)
-
     def __repr__(self) -> str:
         """Parts and options."""
         if not self.initialized:
@@ -1135,4 +905,4 @@ def _update_after(wait: Callable[[], Any], update: Callable[[], ConditionalUpdat
     return update()
 
 
-name_methods("ReplayBuffer", Sampling, Lifecycle)
+name_methods("ReplayBuffer", Sampling, Saving, Lifecycle)

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from ostinato.buffers.lifecycle import Lifecycle
 from ostinato.buffers.options import check_size, positive
 from ostinato.buffers.out import fill, fill_direct
 from ostinato.buffers.pipeline import END, Batch, Pass
 from ostinato.buffers.policy_versions import check_age
 from ostinato.buffers.rate_limit import Ask, check_min_batch, check_wait
+from ostinato.buffers.saving import Saving
 from ostinato.buffers.updates import row_names
 from ostinato.core.index import as_index
 from ostinato.errors import UsageError
@@ -34,7 +34,7 @@ INFO = ("index", "priority_weight", "index_generation")
 drops them from what is written, so that samples may be written back."""
 
 
-class Sampling(Lifecycle):
+class Sampling(Saving):
     """The part of `ReplayBuffer` that draws batches."""
 
     _pass: Pass | None = None

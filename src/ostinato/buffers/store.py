@@ -37,7 +37,7 @@ from ostinato.core.eligible import Eligible
 from ostinato.core.index import read_slots, select
 from ostinato.core.kinds import require_eager
 from ostinato.core.records import Run, View
-from ostinato.core.ring import Ring
+from ostinato.core.ring import Ring, no_slots
 from ostinato.errors import SlotError, UsageError
 from ostinato.samplers.base import check_not_negative, check_rows
 
@@ -248,10 +248,6 @@ class Store:
         if sampler.leaves:
             return sampler.eligible  # type: ignore[no-any-return]
         return None if self.remover is None else self.remover.eligible
-
-    def no_slots(self) -> Tensor:
-        """Return the slots of no rows, int64 `[0]`."""
-        return torch.empty(0, dtype=torch.int64, device=self.ring.device)
 
     # -- the storage --------------------------------------------------------------------------------------------------
 
@@ -562,7 +558,7 @@ class Store:
         self.require_private("delete rows, which are in ring order (give them the priority 0, with eps=0)")
         with self.lock:
             self.follow_storage()
-            check_deletable(self.storage, self.writer, tracked=self.is_tracked())
+            check_deletable(self.storage, self.writer, tracked=any(reader.tracked for reader in self.readers))
             slots, batch = read_slots(index, self.storage)
             check_not_negative(slots, least=self.least_index)
             generations = None if generation is None else read_generations(generation, slots)
@@ -582,10 +578,6 @@ class Store:
                     observer.removed(self, gone)
                 self.waiters.wake()
             return here.reshape(batch)
-
-    def is_tracked(self) -> bool:
-        """Whether rows belong to windows or episodes."""
-        return any(reader.tracker is not None or reader.unit is not None for reader in self.readers)
 
     def _is_there(self, slots: Tensor, generations: Tensor | None) -> Tensor:
         """Return which slots hold rows, those of the generations if there are some, bool `[n]`."""
@@ -626,7 +618,7 @@ class Store:
         """Return the slots of deleted rows, which have the generation 0."""
         ring = self.ring
         if ring.counts.in_order or not ring.rows or self.own.tracker is not None:
-            return self.no_slots()
+            return no_slots(ring)
         return (ring.generations(torch.arange(ring.rows, device=ring.device)) == 0).nonzero().reshape(-1)
 
     @property
@@ -648,7 +640,7 @@ class Store:
     def edit_rows(self, index: Any, data: Any, *, swap: bool) -> None:
         """Replace rows at a user's index. Checks come first: if one fails, nothing has changed."""
         with self.lock:
-            slots, batch = self._chosen(index, swap=swap)
+            slots, batch = _chosen(self.storage, index, swap=swap)
             change = self.storage.prepare_edit(slots, data, batch)
             self.storage.check_new_fields(index, slots, data)
             self.edit(slots, [change], None, data)
@@ -659,7 +651,7 @@ class Store:
         Priorities stay: the rows are the same. With `same` generations stay, too: drawn rows remain valid.
         """
         with self.lock:
-            slots, batch = self._chosen(index, swap=swap)
+            slots, batch = _chosen(self.storage, index, swap=swap)
             edits = [self.storage.prepare_field(path, slots, value, batch) for path, value in values.items()]
             self.edit(slots, edits, tuple(values), same=same)
 
@@ -693,14 +685,6 @@ class Store:
         for observer, what in zip(observers, found, strict=True):
             observer.changed(self, slots, paths, what)
 
-    def _chosen(self, index: Any, *, swap: bool) -> tuple[Tensor, tuple[int, ...]]:
-        require_eager("writing rows")
-        storage = self.storage
-        picked = select(index, storage.shape, storage.device, swap=swap)
-        if picked.span is None:
-            return picked.slots, picked.batch
-        return torch.arange(len(storage), device=storage.device)[picked.span].contiguous(), picked.batch
-
     def generations_of(self, index: Any) -> Tensor:
         """Return the generations of the rows at an index, as samples have them; -1 where there is no row."""
         with self.lock:
@@ -709,14 +693,24 @@ class Store:
 
     def read_rows(self, draw: Draw) -> Rows:
         """Copy the rows of a draw as they are now; the caller holds the lock."""
-        return Rows(self.source, self.copied(self.storage, draw), self.ring.written, self.ring, draw)
+        return Rows(self.source, copied(self.storage, draw, pin=self.pin), self.ring.written, self.ring, draw)
 
-    def copied(self, storage: Storage, draw: Draw) -> Any:
-        """Read the rows of a draw, and do what arithmetic is left."""
-        plan = draw.plan
-        if plan is None:
-            return storage.gather(draw.slots, pin=self.pin)
-        if not plan.changed:
-            return storage.gather(plan.records, pin=self.pin)
-        leaves = storage.read_plan(plan, pin=self.pin)
-        return storage.assemble(leaves, plan.records, plan.elsewhere)
+
+def copied(storage: Storage, draw: Draw, *, pin: bool) -> Any:
+    """Read the rows of a draw, and do what arithmetic is left."""
+    plan = draw.plan
+    if plan is None:
+        return storage.gather(draw.slots, pin=pin)
+    if not plan.changed:
+        return storage.gather(plan.records, pin=pin)
+    leaves = storage.read_plan(plan, pin=pin)
+    return storage.assemble(leaves, plan.records, plan.elsewhere)
+
+
+def _chosen(storage: Storage, index: Any, *, swap: bool) -> tuple[Tensor, tuple[int, ...]]:
+    """Return the slots of rows to edit, int64 `[n]`, and the shape of their index."""
+    require_eager("writing rows")
+    picked = select(index, storage.shape, storage.device, swap=swap)
+    if picked.span is None:
+        return picked.slots, picked.batch
+    return torch.arange(len(storage), device=storage.device)[picked.span].contiguous(), picked.batch

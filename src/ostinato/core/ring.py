@@ -358,3 +358,8 @@ class Ring:
         array[split:] -= self.capacity
         array[self.rows :] = 0
         return array
+
+
+def no_slots(ring: Ring) -> Tensor:
+    """Return the slots of no rows, int64 `[0]`."""
+    return torch.empty(0, dtype=torch.int64, device=ring.device)
