@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from ostinato.buffers.observer import Incoming
     from ostinato.buffers.store import Store
-    from ostinato.core.records import Placement, View
+    from ostinato.core.records import View
     from ostinato.samplers import Sampler
     from ostinato.storages import Storage
     from ostinato.writers import Writer
@@ -110,7 +110,7 @@ class Runs:
 
 @final
 class Versions(Observer):
-    """The version of each row, by run, in step with the storage. The engine calls it under its lock.
+    """The version of each row, by run: read from the storage when draws ask for them. Called under the buffer's lock.
 
     Args:
         key: field that holds one integer for each row; nested ones as a tuple.
@@ -122,15 +122,25 @@ class Versions(Observer):
             msg = f"version_key must be the name of a field, or a tuple of names for a nested one, got {key!r}"
             raise KindError(msg)
         self.path: tuple[str, ...] = path
-        self._runs: Runs | None = Runs()
+        self._runs: Runs | None = None
+        self._written = 0  # rows ever written, as of the runs
 
-    def check(self, store: Store, incoming: Incoming) -> NDArray[np.int64]:
-        """Return the versions of rows about to be written.
+    def direct(self, store: Store) -> bool:
+        """Whether rows have been checked: then all have the field, and versions are read at the next draw."""
+        return store.ring.rows > 0
+
+    def check(self, store: Store, incoming: Incoming) -> None:
+        """Check the first rows.
 
         Raises:
             KeyMissingError: if they lack the field.
             SchemaError: if it does not hold one integer for each row.
         """
+        if not store.ring.rows:
+            self.read(store, incoming)
+
+    def read(self, store: Store, incoming: Incoming) -> NDArray[np.int64]:
+        """Return the versions of rows about to be written; raises as `check`."""
         return self._checked(store.storage.scores(incoming.payload, self.path), incoming.rows)
 
     def _checked(self, found: Tensor | None, rows: int) -> NDArray[np.int64]:
@@ -143,14 +153,6 @@ class Versions(Observer):
             raise SchemaError(msg)
         return found.detach().reshape(-1).to("cpu", torch.int64).numpy()
 
-    def written(self, store: Store, placement: Placement, found: NDArray[np.int64]) -> None:  # noqa: ARG002
-        """Record rows just written."""
-        if not isinstance(placement, Run):
-            self._runs = None
-        elif self._runs is not None:
-            self._runs.record(found)
-            self._runs.forget(min(self._runs.written, placement.capacity))
-
     def changed(self, store: Store, slots: Tensor, paths: tuple[Any, ...] | None, found: Any) -> None:  # noqa: ARG002
         """Read versions from the storage again if they were edited."""
         if paths is None or self.path in paths:
@@ -161,40 +163,36 @@ class Versions(Observer):
         return partial(self.reread, store)
 
     def reread(self, store: Store) -> None:  # noqa: ARG002
-        """Read versions from the storage again."""
+        """Read versions from the storage again before the next draw."""
         self._runs = None
 
-    def cleared(self, store: Store) -> None:
-        """Start from the rows present."""
-        self.begin(store.ring.rows)
-
-    replaced = cleared
-
-    def begin(self, rows: int) -> None:
-        """Start from rows that are in the storage already."""
-        self._runs = None if rows else Runs()
+    cleared = replaced = reread
 
     def at(self, storage: Storage, slots: Tensor) -> NDArray[np.int64]:
         """Return the versions of rows, int64 `[n]`; they are read from the storage."""
         return self._checked(storage.scores_at(slots, self.path), slots.shape[0])
 
-    def recent(self, storage: Storage, view: View, max_age: int) -> Recent:
+    def recent(self, store: Store, view: View, max_age: int) -> Recent:
         """Return the rows that may be drawn and are young enough: a version of at least the newest less `max_age`."""
-        runs, first = self._present(storage, view.cursor)
-        return Recent(*runs.recent(len(storage), max_age), first, view.capacity, view.starts)
+        runs, first = self._present(store)
+        return Recent(*runs.recent(store.ring.rows, max_age), first, view.capacity, view.starts)
 
-    def newest(self, storage: Storage, cursor: int) -> int:
+    def newest(self, store: Store) -> int:
         """Return the largest version of the rows present, of which there are some."""
-        return self._present(storage, cursor)[0].newest
+        return self._present(store)[0].newest
 
-    def _present(self, storage: Storage, cursor: int) -> tuple[Runs, int]:
-        rows = len(storage)
-        first = cursor if rows == storage.capacity else 0
-        runs = self._runs
-        if runs is None or runs.written < rows:
-            runs = self._runs = Runs()
-            slots = Run(first, rows, storage.capacity).slots(storage.device)
-            runs.record(self._checked(storage.scores_at(slots, self.path), rows))
+    def _present(self, store: Store) -> tuple[Runs, int]:
+        """Return the runs of the rows present, and the slot of the first; rows written meanwhile are read."""
+        ring, written = store.ring, store.counts.written
+        rows, capacity, runs = ring.rows, ring.capacity, self._runs
+        new = written - self._written
+        first = ring.cursor if rows == capacity else 0
+        if runs is None or new >= rows or (new and not ring.counts.in_order):
+            runs, new = Runs(), rows
+        if new:
+            slots = Run((first + rows - new) % capacity, new, capacity).slots(ring.device)
+            runs.record(self.at(store.storage, slots))
+        self._runs, self._written = runs, written
         runs.forget(rows)
         return runs, first
 
@@ -211,20 +209,6 @@ def check_versions(writer: Writer, versions: Versions | None) -> None:
             "RoundRobinWriter"
         )
         raise OptionError(msg)
-
-
-def begin_versions(key: str | tuple[str, ...] | None, writer: Writer, rows: int) -> Versions | None:
-    """Return the versions of a buffer that has so many rows already; None without a key.
-
-    Raises:
-        OptionError: if its writer does not keep the order of time.
-    """
-    if key is None:
-        return None
-    versions = Versions(key)
-    check_versions(writer, versions)
-    versions.begin(rows)
-    return versions
 
 
 def check_age(versions: Versions | None, sampler: Sampler, max_age: Any, *, prefetch: bool) -> int:

@@ -139,12 +139,12 @@ class Portion:
 
     def _weigh_recent(self, weighed: Offer, view: View, age: int, newest: int | None) -> tuple[Offer, int]:
         """Return an offer of the rows of the newest versions, and the age of the oldest of these."""
-        storage, versions = self._engine.storage, self._engine.store.versions
+        store, versions = self._engine.store, self._engine.store.versions
         if versions is None or not view.rows:
             return weighed, age
-        mine = versions.newest(storage, view.cursor)
+        mine = versions.newest(store)
         age -= max(0, (mine if newest is None else newest) - mine)
-        young = versions.recent(storage, view, age).rows if age >= 0 else 0
+        young = versions.recent(store, view, age).rows if age >= 0 else 0
         return weighed._replace(mass=float(young), newest=mine), age
 
     def _keep(self, draw: Draw) -> int:

@@ -19,7 +19,7 @@ from ostinato.buffers.options import (
 from ostinato.buffers.part_owners import check_free, record_owner
 from ostinato.buffers.parts import Parts
 from ostinato.buffers.pipeline import make_batch
-from ostinato.buffers.policy_versions import begin_versions, no_versions
+from ostinato.buffers.policy_versions import Versions, check_versions, no_versions
 from ostinato.buffers.rate_limit import Ask, gates_of
 from ostinato.buffers.records import Rows, Source
 from ostinato.buffers.remover import make_remover
@@ -368,7 +368,7 @@ class Reader(Parts):
         if view.starts is not None and not self.sampler.by_age:
             msg = "max_age does not go with windows that only some rows can start, nor with masked rows: leave one out"
             raise OptionError(msg)
-        return view._replace(starts=versions.recent(self.storage, view, max_age))
+        return view._replace(starts=versions.recent(self.store, view, max_age))
 
     def expand(self, draw: Draw, generator: torch.Generator | None, view: View | None = None) -> Draw:
         """Plan what slices and units make of the rows drawn; the caller holds the lock.
@@ -612,7 +612,8 @@ def make_reader(
         reader.begin_sampler()
     reader.limiter = limiter
     reader.begin_limiter(limiter)
-    store.versions = begin_versions(version_key, writer, len(storage))
+    store.versions = None if version_key is None else Versions(version_key)
+    check_versions(writer, store.versions)
     store.remover = make_remover(remover, storage, sampler, writer, store.versions, tracked=reader.tracked)
     store.parts_changed()
     return reader

@@ -96,7 +96,7 @@ class Remover(Observer):
             given = priorities_of_rows(incoming.data, path, rows, sampler, store.ring.device)
             return np.full(rows, default) if given is None else given.cpu().numpy()
         if self.name == "oldest_version" and store.versions is not None:
-            return store.versions.check(store, incoming).astype(np.float64)
+            return store.versions.read(store, incoming).astype(np.float64)
         return np.zeros(rows)
 
     def _read(self, store: Store, slots: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:

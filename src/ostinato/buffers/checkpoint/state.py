@@ -726,8 +726,6 @@ class _Load:
         store, storage, rows = made.store, self._storage, len(self._storage)
         store.ring = Ring(storage.capacity, storage.device)
         store.settled = storage.laid_out
-        if store.versions is not None:
-            store.versions.begin(rows)
         if order is not None:
             arrays = {name: ring[name] for name in ("array", "arrivals") if ring.get(name) is not None}
             ring = {**ring, **{name: array[order.to(array.device)] for name, array in arrays.items()}}
