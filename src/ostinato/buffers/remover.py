@@ -124,9 +124,11 @@ class Remover(Observer):
             read: as for `place`.
         """
         old = self._order.first(rows - slots.size, read)
+        if slots.size + old.size == rows:
+            ((last, _),) = self._order.ranks(old[-1:])
+            if last <= keys[: rows - 1].min(initial=np.inf):
+                return np.concatenate((slots, old)), np.arange(rows)  # every row replaces one that was there before
         ranks = self._order.ranks(old)
-        if slots.size + old.size == rows and ranks[-1][0] <= keys[: rows - 1].min(initial=np.inf):
-            return np.concatenate((slots, old)), np.arange(rows)  # every row replaces one that was there before
         owner = dict(zip(slots.tolist(), range(slots.size), strict=True))
         values, serial, at = keys.tolist(), ring.written + 1, 0
         heap = [(values[i], serial + i, slot) for slot, i in owner.items()]

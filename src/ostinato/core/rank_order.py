@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias, final
 
 import numpy as np
 
-from ostinato.core.eligible import ANY, DELETED, Eligible, grown
+from ostinato.core.eligible import ANY, DELETED, Eligible, each_once, grown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,18 +68,18 @@ class RankOrder(Eligible):
         """Add rows, or read the keys of rows again that have changed. Cost: O(n)."""
         if not slots.size:
             return
-        slots = np.unique(slots)
+        slots = each_once(slots)
         super().include(slots, reason)
         self._in_order[slots] = False
         self._changed.append(slots)
         self._changes += slots.size
         if self._changes > 2 * self.rows + _FEW:
-            self._changed = [np.unique(np.concatenate(self._changed))]
+            self._changed = [each_once(np.concatenate(self._changed))]
             self._changes = self._changed[0].size
 
     def exclude(self, slots: NDArray[np.int64], reason: int) -> None:
         """Remove rows; slots that never were in the order are left out."""
-        slots = np.unique(slots[slots < self._reasons.size])
+        slots = each_once(slots[slots < self._reasons.size])
         super().exclude(slots, reason)
         self._in_order[slots] = False
 
@@ -121,7 +121,7 @@ class RankOrder(Eligible):
         """Read the keys of the rows that have changed."""
         if not self._changed:
             return
-        slots = self._changed[0] if len(self._changed) == 1 else np.unique(np.concatenate(self._changed))
+        slots = self._changed[0] if len(self._changed) == 1 else each_once(np.concatenate(self._changed))
         self._changed, self._changes = [], 0
         slots = slots[self._reasons[slots] == 0]
         keys, ages = read(slots)
