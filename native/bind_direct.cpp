@@ -27,7 +27,9 @@ constexpr const char* kDirectDoc = R"(
     a part that was exchanged, no rows. The caller then goes the general way, which also raises errors.
 )";
 
-constexpr const char* kAddDoc = "Write one row, a dict of its fields, and return its slot; or None.";
+constexpr const char* kAddDoc = R"(
+    Write one row, a dict of its fields, or a step `[width, *shape]` of environments; return its first slot. Or None.
+)";
 constexpr const char* kExtendDoc = "Write rows `[n, *shape]`, and return their slots, int64 `[n]`; or None.";
 constexpr const char* kSampleDoc = R"(
     Draw `n` rows with replacement: uniformly by `torch.randint`, or by priority by `torch.rand`.
@@ -103,8 +105,8 @@ void bind_direct(nb::module_& m) {
                nb::object stored_rows, nb::object buffer_counts, nb::object seen, nb::object keys,
                nb::object torch, nb::object generator, nb::object device, nb::object func_transform,
                nb::object is_tracing, nb::object array_type, nb::object number_type, nb::object priorities,
-               nb::object wrote, nb::object double_type, std::int64_t first_generation, bool writes,
-               bool draws, nb::object episodes, nb::object windows) {
+               nb::object admits, nb::object wrote, nb::object double_type, std::int64_t first_generation,
+               std::int64_t width, bool writes, bool draws, nb::object episodes, nb::object windows) {
                 new (self) Direct({lock.attr("acquire"),
                                    lock.attr("release"),
                                    std::move(batches),
@@ -121,9 +123,11 @@ void bind_direct(nb::module_& m) {
                                    std::move(array_type),
                                    std::move(number_type),
                                    std::move(priorities),
+                                   std::move(admits),
                                    std::move(wrote),
                                    std::move(double_type),
                                    first_generation,
+                                   width,
                                    writes,
                                    draws,
                                    std::move(episodes),
@@ -131,20 +135,23 @@ void bind_direct(nb::module_& m) {
             },
             "lock"_a, "batches"_a, "ring"_a, "stored"_a, "counts"_a, "seen"_a, "keys"_a.none(), "torch"_a,
             "generator"_a.none(), "device"_a, "func_transform"_a, "is_tracing"_a, "array_type"_a,
-            "number_type"_a, "priorities"_a.none(), "wrote"_a.none(), "double_type"_a, "first_generation"_a,
-            "writes"_a, "draws"_a, "episodes"_a.none(), "windows"_a.none(),
+            "number_type"_a, "priorities"_a.none(), "admits"_a.none(), "wrote"_a.none(), "double_type"_a,
+            "first_generation"_a, "width"_a, "writes"_a, "draws"_a, "episodes"_a.none(), "windows"_a.none(),
             nb::sig("def __init__(self, lock: typing.Any, batches: Batches, ring: RingCounts, stored: "
                     "StoredRows, "
                     "counts: BufferCounts, seen: BufferCounts, keys: tuple[typing.Any, ...] | None, torch: "
                     "typing.Any, "
                     "generator: typing.Any, device: typing.Any, func_transform: typing.Any, is_tracing: "
                     "typing.Any, "
-                    "array_type: type, number_type: type, priorities: typing.Any, wrote: typing.Any, "
-                    "double_type: typing.Any, first_generation: int, writes: bool, draws: bool, episodes: "
+                    "array_type: type, number_type: type, priorities: typing.Any, admits: typing.Any, wrote: "
+                    "typing.Any, double_type: typing.Any, first_generation: int, width: int, writes: bool, "
+                    "draws: "
+                    "bool, episodes: "
                     "TrackedEpisodes | None, windows: DirectWindows | None) -> None"))
         .def_prop_ro("is_open", &Direct::is_open, "Whether calls may apply.")
         .def_prop_ro("has_more_info", &Direct::has_more_info,
                      "Whether batches have more info than `sample` returns: slices, and windows of units.")
+        .def_prop_ro("width", &Direct::width, "Rows of a step of several environments, 0 for single rows.")
         .def("close", &Direct::close, "Let every call return None from now on: parts of the buffer change.")
         .def("add", &Direct::add, "rows"_a.none(), nb::sig("def add(self, rows: typing.Any) -> int | None"),
              kAddDoc)

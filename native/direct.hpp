@@ -59,9 +59,11 @@ struct DirectParts {
     nb::object func_transform, is_tracing;
     nb::object array_type, number_type;  // numpy.ndarray and numpy.generic
     nb::object priorities;  // None for uniform draws, else an object with the methods that are called by name
+    nb::object admits;      // None, or what is asked whether so many rows may be written now
     nb::object wrote;       // None, or what is called with the slots of rows just written
     nb::object double_type;             // torch.float64
     std::int64_t first_generation = 0;  // added to the generations that users see
+    std::int64_t width = 0;             // rows of a step of several environments, 0 for single rows
     bool writes = false;
     bool draws = false;
     nb::object episodes;  // TrackedEpisodes, or None if episodes are not tracked
@@ -95,30 +97,34 @@ public:
     /// Every call returns None from now on: the parts of the buffer have changed.
     void close() { open_ = false; }
 
-    /// Write one row and return its slot; None if Python has to.
+    /// Write one row, or one step of several environments, and return its first slot; None if Python has to.
     nb::object add(nb::handle rows) {
         std::vector<nb::object> values;  // dropped after the lock is released
         if (!parts_.writes || !is_eager() || !find_plain(rows, values)) return nb::none();
         const Held held(parts_.acquire, parts_.release);
         RingRun run{};
-        if (!write(values, 0, run)) return nb::none();
+        const bool single = parts_.width == 0;
+        if (!write(values, single ? 0 : 1, single ? 1 : parts_.width, run)) return nb::none();
         return nb::int_(run.start);
     }
 
     /// Write rows and return their slots, int64 `[n]`; None if Python has to.
     nb::object extend(nb::handle rows) {
         std::vector<nb::object> values;
-        if (!parts_.writes || !is_eager() || !find_plain(rows, values)) return nb::none();
+        if (!parts_.writes || parts_.width != 0 || !is_eager() || !find_plain(rows, values))
+            return nb::none();
         RingRun run{};
         {
             const Held held(parts_.acquire, parts_.release);
-            if (!write(values, 1, run)) return nb::none();
+            if (!write(values, 1, -1, run)) return nb::none();
         }
         return positions(run);
     }
 
     /// Whether a batch has more info than `sample` returns.
     bool has_more_info() const { return windows_ != nullptr; }
+
+    std::int64_t width() const { return parts_.width; }
 
     /// Draw `n` rows and return a tuple of the batch, their slots, and with priorities their weights and
     /// generations; of the batch alone for windows. None if Python has to.
@@ -185,10 +191,10 @@ private:
         return nb::steal(result);
     }
 
-    /// Read, place, record and copy rows. False, with nothing changed, if Python has to. Under the lock.
-    bool write(const std::vector<nb::object>& values, std::int32_t lead, RingRun& run) {
+    /// Read, place, record and copy `n` rows, or as many as there are if `n` is -1. False, with nothing
+    /// changed, if Python has to. Under the lock.
+    bool write(const std::vector<nb::object>& values, std::int32_t lead, std::int64_t n, RingRun& run) {
         if (!is_usable() || reading_) return false;
-        std::int64_t n = lead == 0 ? 1 : -1;
         const Reading reading(*this);
         return read(values, lead, n) && n > 0 && store(n, run);
     }
@@ -260,6 +266,7 @@ private:
 
     bool store(std::int64_t n, RingRun& run) {
         if (n >= ring_->reserved_from - ring_->written) return false;
+        if (!parts_.admits.is_none() && !parts_.admits(n).is(Py_True)) return false;
         run = ring_->next(n);
         const Fields& fields = batches_->fields();
         Plan plan = fields.plan_write(nullptr, run.rows, addresses_);

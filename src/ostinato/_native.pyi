@@ -127,9 +127,11 @@ class Direct:
         array_type: type,
         number_type: type,
         priorities: Any,
+        admits: Any,
         wrote: Any,
         double_type: Any,
         first_generation: int,
+        width: int,
         writes: bool,
         draws: bool,
         episodes: TrackedEpisodes | None,
@@ -139,6 +141,8 @@ class Direct:
     def is_open(self) -> bool: ...
     @property
     def has_more_info(self) -> bool: ...
+    @property
+    def width(self) -> int: ...
     def close(self) -> None: ...
     def add(self, rows: Any) -> int | None: ...
     def extend(self, rows: Any) -> Any: ...

@@ -19,6 +19,7 @@ import torch
 
 from ostinato._backend import backend
 from ostinato.buffers.direct_windows import direct_windows, tracked_episodes
+from ostinato.buffers.observer import Observer
 from ostinato.buffers.updates import GENERATIONS_PER_ERA
 from ostinato.core import kinds
 from ostinato.core.records import Run
@@ -47,7 +48,7 @@ def find_direct(engine: Reader, *, draws: bool, bare: bool) -> Direct | None:
         bare: whether batches have no other fields than the stored ones and those of units.
     """
     native, storage = backend.native, engine.storage
-    if native is None or not backend.exchange or not _is_known(storage) or storage.ndim > 1:
+    if native is None or not backend.exchange or not _is_known(storage):
         return None
     found, ring, schema = storage.plain_table(), engine.ring, storage.schema
     if found is None or schema is None or not engine.store.settled or not isinstance(ring.counts, native.RingCounts):
@@ -56,8 +57,9 @@ def find_direct(engine: Reader, *, draws: bool, bare: bool) -> Direct | None:
     if table.batches is None or not schema.is_flat or not isinstance(stored, native.StoredRows):
         return None
     episodes = tracked_episodes(engine)
-    if _draws_in_general(engine, episodes) or not isinstance(engine.counts, native.BufferCounts):
+    if _goes_in_general(engine, episodes) or not isinstance(engine.counts, native.BufferCounts):
         return None
+    draws &= storage.ndim == 1 and not engine.rules
     windows = direct_windows(engine, table, schema) if episodes is not None and draws and bare else None
     writes, draws = _may_write(engine), draws and _may_draw(engine, windows)
     if not (writes or draws):
@@ -78,9 +80,11 @@ def find_direct(engine: Reader, *, draws: bool, bare: bool) -> Direct | None:
         np.ndarray,
         np.generic,
         _Priorities.of(engine),
+        _admits(engine) if writes else None,
         _reports(engine) if writes else None,
         torch.float64,
         engine.store.era * GENERATIONS_PER_ERA,
+        storage.num_envs if storage.ndim > 1 else 0,
         writes,
         draws,
         episodes,
@@ -88,11 +92,11 @@ def find_direct(engine: Reader, *, draws: bool, bare: bool) -> Direct | None:
     )
 
 
-def _draws_in_general(engine: Reader, episodes: TrackedEpisodes | None) -> bool:
-    """Whether calls wait, only some rows may be drawn, or the next call looks at the first rows."""
+def _goes_in_general(engine: Reader, episodes: TrackedEpisodes | None) -> bool:
+    """Whether only some rows may be drawn, a look at the first rows is due, or flags do not tell the episodes."""
     due = engine.continuity is not None and engine.continuity.is_due(engine.ring)
     some = not engine.ring.counts.in_order or engine.store.eligible is not None
-    return due or some or bool(engine.rules) or (engine.tracker is not None and episodes is None)
+    return due or some or (engine.tracker is not None and (episodes is None or engine.storage.ndim > 1))
 
 
 def _is_known(storage: Storage) -> TypeGuard[TensorStorage]:
@@ -126,7 +130,7 @@ def _may_draw(engine: Reader, windows: DirectWindows | None) -> bool:
 
 @final
 class _Priorities:
-    """What direct calls ask a prioritized sampler, and tell it. Called under the lock of the buffer.
+    """What direct draws and updates ask a prioritized sampler, and tell it. Called under the lock of the buffer.
 
     Args:
         sampler: the sampler.
@@ -149,28 +153,38 @@ class _Priorities:
         """Return tree, beta, whether weights are float32, addresses and options; None if the sampler has to prepare."""
         return self._sampler.native_state(self._counts.rows, self._counts.capacity)
 
-    def wrote(self, start: int, rows: int, skip: int) -> None:
-        """Give rows just written the default priority."""
-        self._sampler.record_rows(Run(start, rows, self._ring.capacity, skip), None, self._ring.view())
-
     def changed(self, given: float, before: float, after: float) -> None:
         """Track the largest priority after an update."""
         self._sampler.track_largest(given, before, after)
 
 
+def _admits(engine: Reader) -> Callable[[int], bool] | None:
+    """Return what asks the limiter of a buffer whether so many rows may be written now; None without one."""
+    found = weakref.ref(engine)  # native objects are no part of a cycle that the garbage collector sees
+
+    def admits(rows: int) -> bool:
+        reader = found()
+        return reader is not None and all(gate.admits(reader, rows) for gate in reader.gates)
+
+    return admits if engine.gates else None
+
+
 def _reports(engine: Reader) -> Callable[[int, int, int], None] | None:
-    """Return what tells prioritized samplers of rows that direct calls have written; None if there are none."""
-    own = _Priorities.of(engine)
-    views = [weakref.ref(view) for view in engine.store.readers[1:] if view.sampler.prioritized]
-    if not views:
-        return None if own is None else own.wrote
+    """Return what tells observers of rows that direct calls have written; None if none of them has to know."""
+    capacity = engine.ring.capacity
+    found = [weakref.ref(reader) for reader in engine.store.readers if any(map(_follows_reports, reader.observers))]
 
     def wrote(start: int, rows: int, skip: int) -> None:
-        for found in (own, *(_Priorities.of(view) for view in (ref() for ref in views) if view is not None)):
-            if found is not None:
-                found.wrote(start, rows, skip)
+        run = Run(start, rows, capacity, skip)
+        for reader in (ref() for ref in found):
+            for observer in () if reader is None else reader.observers:
+                observer.reported(reader.store, run)
 
-    return wrote
+    return wrote if found else None
+
+
+def _follows_reports(observer: Observer) -> bool:
+    return type(observer).reported is not Observer.reported
 
 
 def _keys(schema: Schema) -> tuple[Any, ...] | None:

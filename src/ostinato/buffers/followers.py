@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ostinato.buffers.reader import Reader
     from ostinato.buffers.store import Store
     from ostinato.core.episodes.tracker import EpisodeTracker, Marks
-    from ostinato.core.records import Draw, Placement
+    from ostinato.core.records import Draw, Placement, Run
     from ostinato.units import SampleUnit
 
 
@@ -164,8 +164,13 @@ class RecordedRows(_OfSampler):
     """New rows, for a sampler that records them."""
 
     def direct(self, store: Store) -> bool:  # noqa: ARG002
-        """Whether the sampler looks for new rows when it draws."""
-        return type(self._sampler) is SamplerWithoutReplacement
+        """Return True: it needs their slots alone."""
+        return True
+
+    def reported(self, store: Store, run: Run) -> None:
+        """Record new rows, unless the sampler looks for them when it draws."""
+        if type(self._sampler) is not SamplerWithoutReplacement:
+            self.written(store, run, None)
 
     def written(self, store: Store, placement: Placement, found: Any) -> None:  # noqa: ARG002
         """Record new rows."""
@@ -263,6 +268,10 @@ class PriorityRows(Observer):
         given = schema is None or self._path in schema.paths  # rows may hold their first priorities
         plain = type(sampler) is PrioritizedSampler and sampler.max_capacity >= store.storage.capacity
         return plain and self._tracker is None and not given
+
+    def reported(self, store: Store, run: Run) -> None:
+        """Give new rows the default priority."""
+        self._sampler.record_rows(run, None, store.ring.view())
 
     def check(self, store: Store, incoming: Incoming) -> Tensor | None:
         """Return the first priorities of new rows, checked; None for the default priority."""

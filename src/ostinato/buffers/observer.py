@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ostinato.buffers.rate_limit import Ask
     from ostinato.buffers.reader import Reader
     from ostinato.buffers.store import Store
-    from ostinato.core.records import Draw, Placement
+    from ostinato.core.records import Draw, Placement, Run
     from ostinato.core.ring import Ring
 
 
@@ -56,8 +56,11 @@ class Observer:
         return {}
 
     def direct(self, store: Store) -> bool:  # noqa: ARG002
-        """Whether native calls may write rows, which report their slots to prioritized samplers alone."""
+        """Whether native calls may write rows, which report their slots alone (`reported`)."""
         return False
+
+    def reported(self, store: Store, run: Run) -> None:
+        """Native calls wrote rows, after `direct` returned True; instead of `check` and `written`."""
 
     def follow(self, store: Store) -> None:
         """A write, draw or update begins: follow what happened without a call of this buffer."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from ostinato.buffers.reader import Reader
     from ostinato.buffers.store import Store
-    from ostinato.core.records import Draw, Placement
+    from ostinato.core.records import Draw, Placement, Run
     from ostinato.core.ring import Ring
     from ostinato.samplers import CountingSampler, Sampler
     from ostinato.writers import Writer
@@ -285,6 +285,10 @@ class Flow:
     def write_room(self) -> float:
         """Return how many rows the band allows to be written before others are drawn; `math.inf` for any number."""
         return round((self._high - self._balance) / self._ratio, _DIGITS) if self._ratio else math.inf
+
+    def fits_write(self, rows: int) -> bool:
+        """Whether the band is wide enough for a write of so many rows."""
+        return round(rows * self._ratio - (self._high - self._low), _DIGITS) <= 0
 
     def check_write(self, rows: int, capacity: int | None) -> None:
         """Check that a write can ever be made; `capacity` is that of a queue.
@@ -604,6 +608,18 @@ class Gate(DrawRule):
         return rows
 
     # -- counts -------------------------------------------------------------------------------------------------------
+
+    def direct(self, store: Store) -> bool:  # noqa: ARG002
+        """Return True: native calls ask it first (`admits`)."""
+        return True
+
+    def admits(self, reader: Reader, rows: int) -> bool:
+        """Whether a native call may write so many rows now; else the general way waits, or raises."""
+        return self.flow.fits_write(rows) and self.flow.may_write(rows, reader.stock())
+
+    def reported(self, store: Store, run: Run) -> None:
+        """Count rows written."""
+        self.written(store, run, None)
 
     def written(self, store: Store, placement: Placement, found: Any) -> None:  # noqa: ARG002
         """Count rows written."""
