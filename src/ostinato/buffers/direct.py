@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from ostinato.core.ring import Ring
     from ostinato.core.rows import Schema
     from ostinato.storages import Storage
+    from ostinato.storages.table import Table
 
 _CPU = torch.device("cpu")
 
@@ -47,17 +48,14 @@ def find_direct(engine: Reader, *, draws: bool, bare: bool) -> Direct | None:
         draws: whether batches are the rows drawn as they are stored, made when they are asked for.
         bare: whether batches have no other fields than the stored ones and those of units.
     """
-    native, storage = backend.native, engine.storage
-    if native is None or not backend.exchange or not _is_known(storage):
+    native, storage, ring = backend.native, engine.storage, engine.ring
+    found = None if native is None or not backend.exchange else _plain_table(engine)
+    if found is None or native is None:
         return None
-    found, ring, schema = storage.plain_table(), engine.ring, storage.schema
-    if found is None or schema is None or not engine.store.settled or not isinstance(ring.counts, native.RingCounts):
-        return None
-    table, stored = found
-    if table.batches is None or not schema.is_flat or not isinstance(stored, native.StoredRows):
-        return None
+    table, stored, schema = found
+    counts = (type(ring.counts), type(stored), type(engine.counts))
     episodes = tracked_episodes(engine)
-    if _goes_in_general(engine, episodes) or not isinstance(engine.counts, native.BufferCounts):
+    if counts != (native.RingCounts, native.StoredRows, native.BufferCounts) or _goes_in_general(engine, episodes):
         return None
     draws &= storage.ndim == 1 and not engine.rules
     windows = direct_windows(engine, table, schema) if episodes is not None and draws and bare else None
@@ -90,6 +88,16 @@ def find_direct(engine: Reader, *, draws: bool, bare: bool) -> Direct | None:
         episodes,
         windows,
     )
+
+
+def _plain_table(engine: Reader) -> tuple[Table, Any, Schema] | None:
+    """Return table, counts and schema of a storage whose rows native calls can write and read; None of others."""
+    storage = engine.storage
+    schema, found = storage.schema, storage.plain_table() if _is_known(storage) else None
+    if found is None or schema is None or not schema.is_flat or not engine.store.settled:
+        return None
+    table, stored = found
+    return None if table.batches is None else (table, stored, schema)
 
 
 def _goes_in_general(engine: Reader, episodes: TrackedEpisodes | None) -> bool:
@@ -176,9 +184,11 @@ def _reports(engine: Reader) -> Callable[[int, int, int], None] | None:
 
     def wrote(start: int, rows: int, skip: int) -> None:
         run = Run(start, rows, capacity, skip)
-        for reader in (ref() for ref in found):
-            for observer in () if reader is None else reader.observers:
-                observer.reported(reader.store, run)
+        for ref in found:
+            reader = ref()
+            if reader is not None:  # else its view was dropped
+                for observer in reader.observers:
+                    observer.reported(reader.store, run)
 
     return wrote if found else None
 

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from ostinato._native import Direct
     from ostinato.buffers.rate_limit import RateLimiter
     from ostinato.buffers.remover import RemoverName
     from ostinato.buffers.trajectory_view import Trajectory
@@ -273,17 +274,16 @@ class ReplayBuffer(Sampling):
             return add(self, data, timeout_s=timeout_s)
         if timeout_s is not None:
             check_wait(timeout_s, waits=self._whole.rate_limiter is not None)
-        direct = self._engine.direct
-        if direct is not None and not self._transform.steps:
-            width = direct.width
-            slot = direct.add(self._direct_rows(data, 1 if width else 0))
-            if slot is not None:
-                return self._positions(Run(slot, width, self._engine.ring.capacity)) if width else slot
+        direct, steps = self._engine.direct, self._transform.steps
+        if direct is not None and not steps and (slot := self._add_direct(direct, data)) is not None:
+            return slot
         if self._viewed is not None:
             return self._viewed.add(data, timeout_s=timeout_s)
         given, data = data, self._accept(data)
         if data is None and given is not None:
             return None
+        if direct is not None and steps and (slot := self._add_direct(direct, data)) is not None:
+            return slot
         if type(data) is not dict:
             self._warn_of_batch(data)
         placement = self._engine.store.write(data, 0, timeout_s=timeout_s)
@@ -292,6 +292,12 @@ class ReplayBuffer(Sampling):
             return self._positions(placement)
         slot = placement.start if isinstance(placement, Run) else int(placement.positions()[0])
         return None if slot < 0 else slot
+
+    def _add_direct(self, direct: Direct, data: Any) -> Any:
+        """Write one row, as it is stored, by a native call, and return what `add` returns; None if Python has to."""
+        width = direct.width
+        slot = direct.add(self._direct_rows(data, 1 if width else 0))
+        return slot if slot is None or not width else self._positions(Run(slot, width, self._engine.ring.capacity))
 
     def _warn_of_batch(self, data: Any) -> None:
         if kinds.is_tensor_collection(data) and data.batch_dims >= self.storage.ndim:
@@ -333,11 +339,10 @@ class ReplayBuffer(Sampling):
             return extend(self, data, update_priority=update_priority, timeout_s=timeout_s)  # type: ignore[no-any-return]
         if timeout_s is not None:
             check_wait(timeout_s, waits=self._whole.rate_limiter is not None)
-        engine = self._engine
-        if engine.direct is not None and not self._transform.steps:
-            index = engine.direct.extend(self._direct_rows(data, 1))
-            if index is not None:
-                return index  # type: ignore[no-any-return]
+        engine, steps = self._engine, self._transform.steps
+        direct = engine.direct
+        if direct is not None and not steps and (index := direct.extend(self._direct_rows(data, 1))) is not None:
+            return index  # type: ignore[no-any-return]
         if self._viewed is not None:
             return self._viewed.extend(data, update_priority=update_priority, timeout_s=timeout_s)
         if engine.gates:
@@ -345,6 +350,8 @@ class ReplayBuffer(Sampling):
         given, data = data, self._accept(data)
         if data is None and given is not None:
             return self._positions(Run(0, 0, self.storage.capacity))
+        if direct is not None and steps and (index := direct.extend(self._direct_rows(data, 1))) is not None:
+            return index  # type: ignore[no-any-return]
         if self._dim_extend:
             data = swap_dims(data, self._dim_extend)
         ranked = update_priority is not False

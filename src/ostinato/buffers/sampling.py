@@ -87,7 +87,8 @@ class Sampling(Saving):
             direct = self._engine.direct
             if direct is not None and return_info and direct.has_more_info:
                 direct = None
-            if direct is not None and not self._transform.steps and not is_dynamo_compiling():
+            plain = out is None or not self._transform.steps
+            if direct is not None and plain and not is_dynamo_compiling():
                 schema = self._engine.store.source.storage.schema  # before the draw: then it is that of the batch
                 found = direct.sample(size) if out is None else self._filled(direct, schema, out, size)
                 if found is not None:
@@ -116,6 +117,12 @@ class Sampling(Saving):
         batch = found[0]
         if schema is not None and schema.kind == "tensordict":
             batch = schema.build(list(batch.values()), (size,), _CPU)
+        if self._transform.steps:
+            try:
+                batch = self._transform.forward(batch)
+            except BaseException:
+                self._engine.counts.drawn -= size  # the batch did not reach the caller
+                raise
         return (batch, dict(zip(INFO, found[1:], strict=False))) if return_info else batch
 
     def can_sample(self, batch_size: int | None = None) -> bool:
