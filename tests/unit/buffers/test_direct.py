@@ -17,6 +17,7 @@ from ostinato import (
     LazyTensorStorage,
     NStep,
     RandomSampler,
+    RateLimiter,
     ReplayBuffer,
     Sampler,
     SamplerWithoutReplacement,
@@ -25,6 +26,7 @@ from ostinato import (
 from ostinato._backend import backend, use_backend
 from ostinato.errors import SchemaError
 from ostinato.testing.views import bits
+from ostinato.transforms import Cast, Compose, RewardScale
 
 from ...contracts.test_differential import WAYS, Program
 from ...registry import seeded
@@ -67,9 +69,11 @@ PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "frames without next": lambda: {"sample_unit": FrameStack(2, ["obs"])},
     "episodes alone": lambda: {"episodes": Episodes()},
     "versions": lambda: {"version_key": "action"},
+    "rate limiter": lambda: {"rate_limiter": RateLimiter(2, 200, 4, timeout_s=0)},
+    "transforms": lambda: {"transform": Compose(RewardScale(2.0), Cast(torch.float32, "image", stored=torch.uint8))},
     "remover": lambda: {"remover": "lifo"},
 }
-WRITTEN_IN_GENERAL = {"versions", "remover"}
+WRITTEN_IN_GENERAL = {"remover"}
 """Draws are direct, writes are not: more follows the rows."""
 
 
@@ -161,7 +165,7 @@ def test_common_buffers_have_direct_calls() -> None:
         assert rb._engine.direct is calls
 
 
-def test_windows_have_direct_calls() -> None:
+def test_ordinary_options_have_direct_calls() -> None:
     for parts in PARTS.keys() - {"memory", "mapped", *WRITTEN_IN_GENERAL}:
         rb, rng = make(parts), np.random.default_rng(0)
         for _ in range(2):
@@ -171,7 +175,34 @@ def test_windows_have_direct_calls() -> None:
         assert found is not None
         assert found.extend(rows(rng, 3)) is not None
         assert found.add({key: value[0] for key, value in rows(rng, 1).items()}) is not None
-        assert (found.sample(6) is None) == (parts == "episodes alone")
+        assert (found.sample(6) is None) == (parts in {"episodes alone", "rate limiter"})
+
+
+def test_steps_of_environments_have_direct_calls() -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(12, ndim=2), batch_size=4)
+    rb.extend({"obs": torch.arange(6.0).reshape(3, 2)})
+    step = {"obs": torch.tensor([10.0, 11.0, 12.0])}
+    calls = rb._engine.direct
+    assert calls is not None
+    assert calls.width == 3
+    assert rb.add(step).tolist() == [[2, 0], [2, 1], [2, 2]]
+    assert calls.add(step) == 9
+    assert calls.add({"obs": torch.zeros(2)}) is None
+    assert calls.add({"obs": torch.zeros(6)}) is None
+    assert rb.add(TensorDict(step, [3])).tolist() == [[0, 0], [0, 1], [0, 2]]
+    assert rb[:]["obs"].tolist() == [[10, 1, 10, 10], [11, 3, 11, 11], [12, 5, 12, 12]]
+    assert rb._engine.direct is calls
+
+
+def test_a_batch_whose_transform_raises_is_not_counted() -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(8), batch_size=4)
+    rb.extend(torch.arange(8))
+    rb.append_transform(lambda batch: batch.no_such_method())
+    for _ in range(3):
+        with pytest.raises(AttributeError):
+            rb.sample()
+    assert rb._engine.direct is not None
+    assert rb.stats().rows_drawn == 0
 
 
 def test_torch_without_the_exchange_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
