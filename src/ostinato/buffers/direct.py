@@ -179,8 +179,8 @@ def _admits(engine: Reader) -> Callable[[int], bool] | None:
 
 def _reports(engine: Reader) -> Callable[[int, int, int], None] | None:
     """Return what tells observers of rows that direct calls have written; None if none of them has to know."""
-    capacity = engine.ring.capacity
-    found = [weakref.ref(reader) for reader in engine.store.readers if any(map(_follows_reports, reader.observers))]
+    capacity, own, store = engine.ring.capacity, weakref.ref(engine), engine.store
+    found = [weakref.ref(reader) for reader in store.readers if any(map(_follows_reports, reader.observers))]
 
     def wrote(start: int, rows: int, skip: int) -> None:
         run = Run(start, rows, capacity, skip)
@@ -189,8 +189,11 @@ def _reports(engine: Reader) -> Callable[[int, int, int], None] | None:
             if reader is not None:  # else its view was dropped
                 for observer in reader.observers:
                     observer.reported(reader.store, run)
+        owner = own()
+        for observer in () if owner is None else owner.store.added:
+            observer.reported(owner.store, run)
 
-    return wrote if found else None
+    return wrote if found or any(map(_follows_reports, store.added)) else None
 
 
 def _follows_reports(observer: Observer) -> bool:

@@ -235,6 +235,16 @@ class RowValues(Observer):
         self.name, self.default = name, check_number("default", default)
         self.values = torch.zeros(0, dtype=dtype, device="cpu")
 
+    def direct(self, store: Store) -> bool:  # noqa: ARG002
+        """Whether new rows get the default number, and nothing else is done with them."""
+        own = type(self)
+        return own.first is RowValues.first and own.check is RowValues.check and own.written is RowValues.written
+
+    def reported(self, store: Store, run: Run) -> None:
+        """Give new rows the default number."""
+        self._fit(store, 0)
+        self.values[run.slots_written(self.values.device)] = self.default
+
     def first(self, store: Store, incoming: Incoming) -> Tensor | float:  # noqa: ARG002
         """Return the numbers of new rows, `[rows]`, or one for all of them. May raise: nothing is written then."""
         return self.default

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from ostinato import LazyTensorStorage, Observer, ReplayBuffer, ReplayBufferEnsemble, RowValues, TensorStorage
+from ostinato._backend import backend
 from ostinato.errors import CheckpointError, KindError, UsageError
 
 if TYPE_CHECKING:
@@ -65,6 +66,19 @@ def test_numbers_follow_rows(tmp_path: Path) -> None:
     rb.observe(weights)
     rb.set_storage(TensorStorage(torch.arange(5)))
     assert weights.values[:5].tolist() == [2.0] * 5
+
+
+def test_default_numbers_are_set_beside_native_writes() -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(8), batch_size=4)
+    weights = RowValues("weight", 2.0)
+    rb.observe(weights)
+    rb.extend(torch.arange(5))
+    assert (rb._engine.direct is not None) == backend.exchange
+    weights.values[:] = 1.0
+    rb.extend(torch.arange(2))
+    rb.add(torch.tensor(7))
+    rb.add(torch.tensor(8))
+    assert weights.values.tolist() == [2, 1, 1, 1, 1, 2, 2, 2]
 
 
 def test_what_cannot_be_observed() -> None:
