@@ -163,7 +163,7 @@ class _Priorities:
 
     def changed(self, given: float, before: float, after: float) -> None:
         """Track the largest priority after an update."""
-        self._sampler.track_largest(given, before, after)
+        self._sampler.column.track_largest(given, before, after)
 
 
 def _admits(engine: Reader) -> Callable[[int], bool] | None:

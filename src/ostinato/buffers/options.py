@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ostinato.buffers.remover import RemoverName
     from ostinato.core.records import Run
     from ostinato.storages.base import Checkpointer
+    from ostinato.storages.coded import Budget
     from ostinato.units import SampleUnit
 
 Part = TypeVar("Part", Storage, Sampler, Writer)
@@ -328,7 +329,7 @@ def raise_for_picks(writer: Writer) -> None:
     raise OptionError(msg)
 
 
-def check_budget_parts(storage: Storage, sampler: Sampler, writer: Writer, *, tracked: bool) -> None:
+def check_budget_parts(budget: Budget, sampler: Sampler, writer: Writer, *, tracked: bool) -> None:
     """Check that the parts of a buffer can follow rows that leave because of a budget of bytes.
 
     Raises:
@@ -343,7 +344,7 @@ def check_budget_parts(storage: Storage, sampler: Sampler, writer: Writer, *, tr
             "sampler, or leave max_bytes out"
         )
         raise OptionError(msg)
-    if storage.evicts_episodes and not tracked:
+    if budget.episodes and not tracked:
         msg = (
             "evict='episodes' removes whole episodes, and this buffer does not know where they end: give it "
             "episodes=Episodes(...), a slice sampler or a sample_unit, or use evict='rows'"

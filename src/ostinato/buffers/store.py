@@ -50,7 +50,8 @@ if TYPE_CHECKING:
     from ostinato.core.episodes.tracker import EpisodeTracker
     from ostinato.core.records import Draw, Placement
     from ostinato.samplers import Sampler
-    from ostinato.storages import Storage
+    from ostinato.storages import LazyTensorStorage, Storage
+    from ostinato.storages.coded import Budget
     from ostinato.writers import Writer
 
 
@@ -109,7 +110,7 @@ class Store:
         self.ring = Ring(source.storage.capacity, source.storage.device)
         self.settled = False
         """Whether capacity and device are those of rows that are laid out."""
-        self.counts: BufferCounts = source.storage.follow_counts(make_counts(BufferCounts))
+        self.counts: BufferCounts = source.storage.sharing.follow_counts(source.storage, make_counts(BufferCounts))
         """Rows written and drawn, which native calls count, too."""
         self.storage_followed()
         writer.follow(self.generations_of)
@@ -418,19 +419,19 @@ class Store:
             self.writer.place(0, self.ring, None)
         return Run(0, 0, self.storage.capacity)
 
-    def _make_room(self, payload: Any) -> None:
-        """Let the oldest rows leave if the storage has a budget of bytes that new rows would exceed.
+    def _make_room(self, budget: Budget, payload: Any) -> None:
+        """Let the oldest rows leave if new rows would exceed the budget of bytes of the storage.
 
         Raises:
             OptionError: if the parts of the buffer cannot follow rows that leave.
             StorageMemoryError: if the new rows alone exceed the budget; nothing has changed.
         """
-        storage, ring, own = self.source.storage, self.ring, self.own
-        check_budget_parts(storage, own.sampler, self.writer, tracked=own.tracker is not None)
+        storage, ring, own = cast("LazyTensorStorage", self.source.storage), self.ring, self.own
+        check_budget_parts(budget, own.sampler, self.writer, tracked=own.tracker is not None)
         if not self.writer.mutable:
             return
         oldest = ring.cursor if ring.rows == ring.capacity else 0
-        episodes = own.tracker.table(storage) if own.tracker is not None and storage.evicts_episodes else None
+        episodes = own.tracker.table(storage) if own.tracker is not None and budget.episodes else None
         slots = storage.rows_that_stay(payload, oldest, episodes)
         if slots is None:
             return
@@ -448,8 +449,8 @@ class Store:
         storage, writer, rows = self.source.storage, self.writer, incoming.rows
         if not self.settled:
             self.settle()
-        if storage.budget:
-            self._make_room(incoming.payload)
+        if storage.budget is not None:
+            self._make_room(storage.budget, incoming.payload)
         scores = None if writer.rank_path is None else storage.scores(incoming.payload, writer.rank_path)
         placement = None
         for observer in observers.placing:
@@ -475,8 +476,8 @@ class Store:
             if reader.generator is not None:
                 check_same_device(reader.generator, storage)
             check_sampler(storage, reader.sampler)
-        self.ring = storage.follow_ring(self.ring)
-        self.counts = self.own.counts = storage.follow_counts(self.counts)
+        self.ring = storage.sharing.follow_ring(storage, self.ring)
+        self.counts = self.own.counts = storage.sharing.follow_counts(storage, self.counts)
         for reader in self.readers:
             reader.sampler.share(self.ring)
         self.settled = True
@@ -703,8 +704,7 @@ def copied(storage: Storage, draw: Draw, *, pin: bool) -> Any:
         return storage.gather(draw.slots, pin=pin)
     if not plan.changed:
         return storage.gather(plan.records, pin=pin)
-    leaves = storage.read_plan(plan, pin=pin)
-    return storage.assemble(leaves, plan.records, plan.elsewhere)
+    return storage.read_plan(plan, pin=pin)
 
 
 def _chosen(storage: Storage, index: Any, *, swap: bool) -> tuple[Tensor, tuple[int, ...]]:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from ostinato.core.records import Placement
+    from ostinato.core.records import Placement, Plan
     from ostinato.core.rows import Path
     from ostinato.datasets.columns import DatasetColumn
 
@@ -196,12 +196,12 @@ class DatasetStorage(Storage):
         return self._rows
 
     @property
-    def schema(self) -> Schema:
+    def schema(self) -> Schema:  # type: ignore[override]
         """Fields of a row."""
         return self._schema
 
     @property
-    def nbytes(self) -> int:
+    def nbytes(self) -> int:  # type: ignore[override]
         """Bytes of all rows, decoded."""
         return self._schema.nbytes * self._rows
 
@@ -221,7 +221,11 @@ class DatasetStorage(Storage):
     def gather(self, slots: Tensor, *, pin: bool = False) -> Flat:
         """Read the rows at `slots`, int64 `[B]`."""
         leaves = self.fetch([Request(i, slots) for i in range(len(self._columns))], pin=pin)
-        return self.assemble(leaves, slots)
+        return self._with_texts(leaves, slots, {})
+
+    def read_plan(self, plan: Plan, *, pin: bool = False) -> Flat:
+        """Return the payload of a plan's batch; text is that of its records, unless the plan reads it elsewhere."""
+        return self._with_texts(plan.fold(self.fetch(plan.requests(), pin=pin)), plan.records, plan.elsewhere)
 
     def fetch(self, requests: Sequence[Request], *, pin: bool = False) -> list[Tensor]:
         """Read different rows of each field: one tensor `[n, *shape]` for each request. Copy.
@@ -257,14 +261,11 @@ class DatasetStorage(Storage):
         column = self._columns[position]
         return column.fill(rows) if isinstance(column, DenseColumn) else None
 
-    def assemble(self, leaves: list[Tensor], records: Tensor, elsewhere: Mapping[Path, Tensor] | None = None) -> Flat:
+    def _with_texts(self, leaves: list[Tensor], records: Tensor, elsewhere: Mapping[Path, Tensor]) -> Flat:
         """Return the payload of a batch whose leaves were fetched; text is that of the rows `records`."""
-        flat = Flat(leaves, (records.shape[0],), None)
-        if not self._texts:
-            return flat
-        slots = [(elsewhere or {}).get(leaf.path, records) for leaf in self._schema.objects]
-        texts = zip(self._texts, slots, strict=True)
-        return flat._replace(objects=[text.read(self._rows_at(at, {})) for text, at in texts])
+        slots = [elsewhere.get(leaf.path, records) for leaf in self._schema.objects]
+        texts = [text.read(self._rows_at(at, {})) for text, at in zip(self._texts, slots, strict=True)]
+        return Flat(leaves, (records.shape[0],), None, texts)
 
     def present(self, payload: Flat, batch: tuple[int, ...]) -> Any:
         """Nest leaves into a dict or TensorDict with the leading dimensions `batch`. No copy."""

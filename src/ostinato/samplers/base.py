@@ -378,7 +378,7 @@ class PrioritySampler(Sampler):
     prioritized = True
     max_capacity: int
     """Most rows that it can keep priorities for: a row in a slot from this one on raises `SlotError`."""
-    _rows = _slots = 0  # rows with a priority, and slots of the buffer, as far as they are known
+    _rows = 0
 
     def check_device(self, device: torch.device) -> None:
         """Raise if it cannot keep priorities of rows on this device.
@@ -478,11 +478,16 @@ class PrioritySampler(Sampler):
         if given is not None:
             self.check(given)
         room = self.max_capacity if storage is None else self.max_rows(storage)
-        rows = max(self._rows, int(slots.max()) + 1)
-        self.check_rows(rows, max(room, self._rows))
-        capacity = self._slots if self._slots >= rows else max(room, self._rows)
+        known, capacity = self._extent()
+        rows = max(known, int(slots.max()) + 1)
+        self.check_rows(rows, max(room, known))
+        capacity = capacity if capacity >= rows else max(room, known)
         self.set_priorities(slots, given, View(rows, capacity, rows % capacity, Ring(capacity, device), device))
         return slots
+
+    def _extent(self) -> tuple[int, int]:
+        """Return the rows with a priority, and the slots of the buffer, as far as they are known."""
+        return self._rows, 0
 
     def priorities_at(self, slots: Tensor, view: View) -> Tensor:  # noqa: ARG002
         """Return the priorities of rows, float64 `[n]`, for `remover="lowest_priority"`.

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato._native import SumTree
+    from ostinato.core.records import Run
     from ostinato.core.ring import Ring
     from ostinato.core.rows import Schema
     from ostinato.core.shared_ring import SharedRing
@@ -33,6 +34,8 @@ _FAN = 8
 _DEVICE_FAN = 256  # of lazy trees: each level costs about twenty operations, whose start is what takes time on a GPU
 _CPU = torch.device("cpu")
 _MAX_CAPACITY = 2**36
+_SMALL = 2**16
+"""Trees up to this size have a leaf for every slot of the storage, whatever `max_capacity` is."""
 _MAX_EXPONENT = 2.0
 """Exponents of papers are at most 1, and those of TorchRL's examples 1.1; beyond, a few rows are all that is drawn."""
 _ROUNDING = 1e-6
@@ -280,6 +283,250 @@ def is_column(x: Any, rows: int) -> bool:
     """Return whether `x` is a float64 tensor `[rows]` of finite numbers of at least 0."""
     matches = isinstance(x, torch.Tensor) and x.dtype is torch.float64 and tuple(x.shape) == (rows,)
     return matches and bool(((x >= 0) & (x < float("inf"))).all())
+
+
+# -- the priorities of rows ------------------------------------------------------------------------------------------
+
+
+def largest_valid(priorities: Tensor, eps: float, alpha: float) -> float:
+    """Return the largest of some priorities on the CPU, float64 `[n]`, `n >= 1`.
+
+    Raises:
+        PriorityError: if some are negative, not finite, or so large that their values would not be finite; names
+            their positions.
+    """
+    values = priorities.numpy()
+    low, high = float(np.minimum.reduce(values)), float(np.maximum.reduce(values))
+    if not (low >= 0.0 and high < float("inf")):
+        raise_invalid(priorities)
+    if not fits(high, eps, alpha):
+        msg = (
+            f"priorities must keep (p + eps) ** alpha at most 2**960, got {high:g} with alpha={alpha:g}: "
+            "scale them down"
+        )
+        raise PriorityError(msg)
+    return high
+
+
+def most_slots(max_capacity: int) -> int:
+    """Return the slots up to which a tree has a leaf for each, whatever rows it is for."""
+    return max(2 * max_capacity, _SMALL)
+
+
+@final
+class PriorityColumn:
+    """Priorities of the rows of a buffer, as they were given, and a tree of their values `(p + eps) ** alpha`.
+
+    Hidden rows keep their priority and have the value 0. The default priority of new rows is the largest one given, or
+    with `within` the largest one of the rows present.
+
+    Args:
+        max_capacity: of the sampler.
+        alpha: exponent of the values.
+        eps: added to every priority.
+        within: whether the default priority is that of the rows present.
+    """
+
+    def __init__(self, max_capacity: int, alpha: float, eps: float, *, within: bool) -> None:
+        self.max_capacity, self.alpha, self.eps, self._within = max_capacity, alpha, eps, within
+        self.ring: SharedRing | None = None
+        """The ring of a buffer that processes share, whose memory priorities and values are in."""
+        self.raw = torch.empty(0, dtype=torch.float64, device="cpu")
+        """Priorities, float64 `[slots]`."""
+        self.tree = make_tree(1, _CPU)
+        """Values of the slots."""
+        self.hidden: Tensor | None = None
+        """bool `[slots]`, True for rows that may not be drawn; None until a row is hidden."""
+        self.count = self.slots = 0
+        """Rows with a priority in a private buffer; slots of the buffer that the tree was made for, 0 at first."""
+        self.largest: float | Tensor = 0.0
+        self.invalid: Tensor | None = None
+        """bool on a device: whether an update there was invalid."""
+        self._outdated = False
+
+    def shared(self, ring: Any, alpha: float) -> PriorityColumn:
+        """Return a column in the memory of a ring that processes share, with these priorities."""
+        (priorities, values), largest = self.contents(), float(self.find_largest())
+        if self.alpha != alpha:
+            values = values_of(priorities, self.eps, alpha)
+        made = PriorityColumn(self.max_capacity, alpha, self.eps, within=self._within)
+        made.ring, made.raw, made.tree = ring, ring.priorities, NativeTree(ring.tree)
+        made.slots = made.tree.capacity
+        if priorities.shape[0]:
+            made.raw[: priorities.shape[0]] = priorities
+            made.tree.set(torch.arange(priorities.shape[0], device="cpu"), values)
+            ring.max_priority = largest
+        return made
+
+    @property
+    def rows(self) -> int:
+        """Rows with a priority: the slots `[0, rows)`."""
+        return self.count if self.ring is None else self.ring.rows
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of priorities, tree and what is hidden."""
+        return sum(part.nbytes for part in (self.raw, self.hidden, self.tree) if part is not None)
+
+    def contents(self, *, shown: bool = False) -> tuple[Tensor, Tensor]:
+        """Return priorities (a view) and values (a copy) of the rows, float64 `[rows]` each.
+
+        Args:
+            shown: give hidden rows the values that they have when they may be drawn.
+        """
+        rows = self.rows
+        raw = self.raw[:rows]
+        values = self.tree.leaves(rows)
+        if shown and self.hidden is not None and rows:
+            values = torch.where(self.hidden[:rows].to(values.device), values_of(raw, self.eps, self.alpha), values)
+        return raw, values
+
+    def allocate(self, priorities: Tensor, values: Tensor, slots: int, device: torch.device) -> PriorityTree:
+        """Allocate memory for a buffer of so many slots, with copies of the priorities and values of the first rows."""
+        capacity = slots if slots <= most_slots(self.max_capacity) else self.max_capacity
+        with torch.inference_mode(mode=False):  # updates come in any mode
+            raw = torch.empty(capacity, dtype=torch.float64, device=device)
+            if self.hidden is not None:
+                hidden = self.hidden[:capacity].to(device)
+                self.hidden = pad(hidden, (0, capacity - hidden.shape[0]))
+        native = backend.native
+        if native is not None and raw.is_cpu:
+            native.advise_huge_pages(raw.data_ptr(), raw.nbytes)  # random rows then miss the TLB less often
+        self.count = min(priorities.shape[0], capacity)
+        raw.zero_()[: self.count] = priorities[:capacity]
+        self.raw, self.tree, self.slots = raw, make_tree(capacity, raw.device), slots
+        self.tree.load(values[:capacity].to(device))
+        return self.tree
+
+    def cut(self, rows: int) -> None:
+        """Drop the priorities of all slots from `rows` on."""
+        if rows < self.count:
+            self.allocate(*(part[:rows] for part in self.contents()), rows, self.raw.device)
+            self._outdated = True
+
+    def set_alpha(self, alpha: float) -> None:
+        """Compute all values from the priorities, for another `alpha`.
+
+        Raises:
+            PriorityError: on the CPU, if a value would be too large; nothing is changed.
+        """
+        raw = self.raw[: self.rows]
+        if raw.is_cpu and raw.shape[0]:
+            largest_valid(raw, self.eps, alpha)
+        values = values_of(raw, self.eps, alpha).clamp_(max=MAX_VALUE)
+        self.tree.load(values if self.hidden is None else values.masked_fill_(self.hidden[: raw.shape[0]], 0.0))
+        self.alpha = alpha
+
+    # -- the default priority ------------------------------------------------------------------------------------------
+
+    def default(self, device: torch.device) -> float | Tensor:
+        """Return the priority of the next new row, without a host sync: a 0-dim tensor on other devices than the CPU.
+
+        It is the largest one, or 1 if there is none above 0.
+        """
+        if device.type == "cpu":
+            return float(self.find_largest()) or 1.0
+        value = on_device(self.find_largest(), device)
+        return torch.where(value > 0, value, 1.0)
+
+    def find_largest(self) -> float | Tensor:
+        """Return the largest priority, 0 for none."""
+        if self.ring is not None:
+            return self.ring.max_priority
+        if self._within and (self._outdated or not self.raw.is_cpu):
+            present = self.raw[: self.count]
+            largest = present.amax() if present.numel() else 0.0
+            self.largest = float(largest) if present.is_cpu else largest
+            self._outdated = False
+        return self.largest
+
+    def track_largest(self, given: float, before: float, after: float | Tensor) -> None:
+        """Track the largest priority.
+
+        Args:
+            given: largest priority given, 0 for none.
+            before: largest priority that the rows changed had before; only used with `within`.
+            after: largest priority that these rows have now; as `before`.
+        """
+        if not self._within:
+            if given <= 0:  # nothing to compare: `largest` may be on a device
+                return
+            if self.ring is None:
+                self.largest = max(self.largest, given)
+            else:
+                self.ring.max_priority = max(self.ring.max_priority, given)
+        elif isinstance(after, float):  # on devices it is computed when it is needed
+            if after >= self.largest:
+                self.largest, self._outdated = after, False
+            elif before >= self.largest:
+                self._outdated = True  # a row with the largest priority was changed
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    def set(self, slots: Tensor, priorities: Tensor, given: float) -> None:
+        """Set valid priorities on the CPU, of which `given` is the largest that a caller gave, 0 for none.
+
+        Raises:
+            SlotError: if a slot is beyond the buffer; nothing is changed.
+        """
+        before = self._largest_at(slots) if self._within else 0.0
+        self._set_values(slots, priorities)  # checks the slots first
+        # numpy writes in order: of equal slots the last one wins; -0.0 becomes 0.0
+        self.raw.numpy()[slots.numpy()] = priorities.numpy() + 0.0
+        self.track_largest(given, before, self._largest_at(slots) if self._within else 0.0)
+
+    def set_on_device(self, slots: Tensor, given: Tensor, keep: Tensor | None, rows: int) -> None:
+        """Set priorities without a host sync: invalid ones have no effect, and are noted in `invalid`."""
+        valid = (given >= 0) & ((given + self.eps).pow(self.alpha) <= MAX_VALUE)
+        valid &= (slots >= 0) & (slots < rows)
+        keep = torch.ones_like(valid) if keep is None else keep
+        invalid = (keep & ~valid).any()
+        self.invalid = invalid if self.invalid is None else self.invalid | invalid
+        slots, keep = slots.clamp(0, max(rows - 1, 0)), keep & valid
+        priorities = last_of_equal(slots, torch.where(keep, given, self.raw[slots]), keep)
+        self.raw[slots] = priorities + 0.0
+        self._set_values(slots, priorities)
+        if not self._within:
+            high = torch.where(keep, given, 0.0).amax()
+            self.largest = torch.maximum(on_device(self.largest, high.device), high)
+
+    def fill(self, run: Run, priority: float | Tensor) -> None:
+        """Give a run of rows one priority above 0; the sampler hides those that may not be drawn."""
+        # numpy keeps the GIL for runs as short as most are: another thread would wake up only to wait for the lock
+        raw = self.raw.numpy() if self.raw.is_cpu else self.raw
+        end, replaced = run.start + run.rows, 0.0
+        for first, stop in ((run.start, min(end, run.capacity)), (0, end - run.capacity)):
+            if first < stop:
+                if self._within:
+                    replaced = max(replaced, self._largest_at(slice(first, stop)))
+                raw[first:stop] = priority
+        self.tree.set_run(run.start, run.rows, (priority + self.eps) ** self.alpha)
+        self.track_largest(0.0, replaced, priority)
+
+    def hide(self, slots: Tensor) -> None:
+        """Set the values of rows to 0, and mark the rows as hidden."""
+        tree = self.tree
+        if self.hidden is None:
+            with torch.inference_mode(mode=False):
+                self.hidden = torch.zeros(tree.capacity, dtype=torch.bool, device=tree.device)
+        tree.set(slots, torch.zeros_like(slots, dtype=torch.float64))  # checks the slots first
+        self.hidden[slots] = True
+
+    def show(self, slots: Tensor) -> None:
+        """Give those of the rows that are hidden the values of their priorities."""
+        if self.hidden is not None:
+            slots = slots[self.hidden[slots]]
+            self.hidden[slots] = False
+            self._set_values(slots, self.raw[slots])
+
+    def _set_values(self, slots: Tensor, priorities: Tensor) -> None:
+        values = values_of(priorities, self.eps, self.alpha)
+        self.tree.set(slots, values if self.hidden is None else values.masked_fill_(self.hidden[slots], 0.0))
+
+    def _largest_at(self, slots: Tensor | slice) -> float:
+        """Return the largest priority of some rows on the CPU; else 0."""
+        priorities = self.raw[slots]
+        return float(priorities.max()) if priorities.numel() and priorities.is_cpu else 0.0
 
 
 # -- sum trees --------------------------------------------------------------------------------------------------------

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
-from ostinato._backend import backend
 from ostinato.core.records import Draw, Run
 from ostinato.errors import CheckpointError, OptionError, PriorityError, UsageError
 from ostinato.samplers.base import PrioritySampler, check_replacement, require, require_options
 from ostinato.samplers.priorities import (
     MAX_VALUE,
     WEIGHT_DTYPES,
-    NativeTree,
+    PriorityColumn,
     PriorityTree,
     check_capacity,
     check_exponent,
@@ -22,11 +20,8 @@ from ostinato.samplers.priorities import (
     check_reduction,
     fits,
     is_column,
-    last_of_equal,
-    make_tree,
-    on_device,
-    raise_invalid,
-    values_of,
+    largest_valid,
+    most_slots,
 )
 
 if TYPE_CHECKING:
@@ -40,8 +35,6 @@ if TYPE_CHECKING:
     from ostinato.samplers.standalone import BareStorage
 
 _OPTIONS = ("reduction", "max_priority_within_buffer", "stratified")
-_SMALL = 2**16
-"""Trees up to this size have a leaf for every slot of the storage, whatever `max_capacity` is."""
 _NO_GENERATIONS = (0, 0, 0, 0, 0, 0)
 """What the native update gets as the state of the ring where no generations are compared."""
 
@@ -125,7 +118,8 @@ class PrioritizedSampler(PrioritySampler):
             raise OptionError(msg)
         self.dtype = dtype
         self.stratified = bool(stratified)
-        self._reset()
+        self.column = self._empty_column()
+        """Priorities and values of the rows."""
 
     def __repr__(self) -> str:
         """Show options and rows."""
@@ -134,45 +128,22 @@ class PrioritizedSampler(PrioritySampler):
             f"eps={self.eps:g}, reduction={self.reduction!r}, stratified={self.stratified}, rows={self.rows})"
         )
 
-    def _reset(self) -> None:
-        """Initialize the state: no rows, no priorities, no tree, nothing shared."""
-        self._ring: SharedRing | None = None
-        self._rows = self._slots = 0  # rows with a priority, and slots of the buffer that the tree was made for
-        self._raw = torch.empty(0, dtype=torch.float64, device="cpu")
-        self._tree: PriorityTree | None = None
-        self._tree_alpha = self._alpha
-        self._mask: Tensor | None = None  # bool for each slot, True where hidden; None until a row is hidden
-        self._largest: float | Tensor = 0.0
-        self._largest_outdated = False
-        self._invalid: Tensor | None = None  # bool on a device: whether an update there was invalid
+    def _empty_column(self) -> PriorityColumn:
+        """Return a column without rows, and without anything shared."""
+        within = self.max_priority_within_buffer
+        return PriorityColumn(self.max_capacity, self._alpha, self._eps, within=within)
 
     def share(self, ring: Ring | SharedRing) -> None:
         """Keep priorities, values and counts in the memory of a ring that processes share, under its lock.
 
         Those that the sampler has of a private buffer move there.
         """
-        if ring.priorities is None or self._ring is ring:
-            return
-        (priorities, values), largest = self._contents(), float(self._find_largest())
-        if self._tree_alpha != self._alpha:
-            values = values_of(priorities, self._eps, self._alpha)
-        self._reset()
-        self._ring, self._raw = ring, ring.priorities  # type: ignore[assignment]
-        self._tree = NativeTree(ring.tree)  # type: ignore[union-attr]
-        self._slots = self._tree.capacity
-        if priorities.shape[0]:
-            self._raw[: priorities.shape[0]] = priorities
-            self._tree.set(torch.arange(priorities.shape[0], device="cpu"), values)
-            ring.max_priority = largest  # type: ignore[union-attr]
+        if ring.priorities is not None and self.column.ring is not ring:
+            self.column = self.column.shared(ring, self._alpha)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what is shared: a buffer that arrives in another process shares it again."""
-        if self._ring is None:
-            return self.__dict__
-        other = object.__new__(type(self))
-        other.__dict__.update(self.__dict__)
-        other._reset()
-        return other.__dict__
+        return vars(self) if self.column.ring is None else {**vars(self), "column": self._empty_column()}
 
     # -- options and counts -------------------------------------------------------------------------------------------
 
@@ -183,7 +154,7 @@ class PrioritizedSampler(PrioritySampler):
 
     @alpha.setter
     def alpha(self, value: float) -> None:
-        if self._ring is not None:
+        if self.column.ring is not None:
             msg = (
                 f"alpha of a shared buffer is that of all its processes, and stays {self._alpha:g}, got {value!r}: "
                 "make the buffer with the alpha that it is to have"
@@ -213,8 +184,8 @@ class PrioritizedSampler(PrioritySampler):
     @property
     def device(self) -> torch.device:
         """Device of the priorities: that of the storage, once the sampler has seen it."""
-        if self._tree is not None:
-            return self._tree.device
+        if self.column.slots:
+            return self.column.tree.device
         return torch.device("cpu") if self._device is None else self._device
 
     def check_device(self, device: torch.device) -> None:
@@ -234,73 +205,30 @@ class PrioritizedSampler(PrioritySampler):
     @property
     def rows(self) -> int:
         """Rows with a priority: the slots `[0, rows)`."""
-        return self._rows if self._ring is None else self._ring.rows
+        return self.column.rows
 
     @property
     def priorities(self) -> Tensor:
         """Priorities of the rows present, as they were given: float64 `[rows]`, a copy."""
-        return self._contents()[0].clone()
+        return self.column.contents()[0].clone()
 
     @property
     def nbytes(self) -> int:
         """Bytes of priorities, masks and tree."""
-        return sum(part.nbytes for part in (self._raw, self._mask, self._tree) if part is not None)
+        return self.column.nbytes
 
     def priorities_at(self, slots: Tensor, view: View) -> Tensor:
         """Return the priorities of rows, as they were given, float64 `[n]`. Copy."""
         self._tree_for(view)
-        return self._raw[slots]
+        return self.column.raw[slots]
 
-    # -- the default priority: the largest one ever given, or of the rows present -------------------------------------
+    def _extent(self) -> tuple[int, int]:
+        return self.column.count, self.column.slots
 
     @property
     def default_priority(self) -> float:
         """Priority of the next new row: the largest one, or 1 if there is none above 0."""
-        return float(self._find_largest()) or 1.0
-
-    def _default(self, view: View) -> float | Tensor:
-        """Return the default priority, without a host sync: a 0-dim tensor on devices other than the CPU."""
-        if view.device.type == "cpu":
-            return self.default_priority
-        value = on_device(self._find_largest(), view.device)
-        return torch.where(value > 0, value, 1.0)
-
-    def _find_largest(self) -> float | Tensor:
-        if self._ring is not None:
-            return self._ring.max_priority
-        if self.max_priority_within_buffer and (self._largest_outdated or not self._raw.is_cpu):
-            present = self._contents()[0]
-            largest = present.amax() if present.numel() else 0.0
-            self._largest = float(largest) if present.is_cpu else largest
-            self._largest_outdated = False
-        return self._largest
-
-    def _largest_of(self, priorities: Tensor) -> float:
-        """Return the largest of some priorities where the default priority depends on the rows present; else 0."""
-        if not (self.max_priority_within_buffer and priorities.numel() and priorities.is_cpu):
-            return 0.0
-        return float(priorities.max())
-
-    def track_largest(self, given: float, before: float, after: float | Tensor) -> None:
-        """Track the largest priority.
-
-        Args:
-            given: largest priority given, 0 for none.
-            before: largest priority that the rows changed had before; only used with `max_priority_within_buffer`.
-            after: largest priority that these rows have now; as `before`.
-        """
-        if not self.max_priority_within_buffer:
-            if given <= 0:  # nothing to compare: `_largest` may be on a device
-                return
-            if self._ring is None:
-                self._largest = max(self._largest, given)
-            else:
-                self._ring.max_priority = max(self._ring.max_priority, given)
-        elif isinstance(after, float):  # on devices it is computed when it is needed
-            if after >= self._largest:
-                self._largest, self._largest_outdated = after, False
-            elif before >= self._largest:
-                self._largest_outdated = True  # a row with the largest priority was changed
+        return float(self.column.find_largest()) or 1.0
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
@@ -312,47 +240,27 @@ class PrioritizedSampler(PrioritySampler):
                 their positions.
         """
         if priorities.is_cpu and priorities.numel():
-            self._largest_valid(priorities)
-
-    def _largest_valid(self, priorities: Tensor) -> float:
-        """Return the largest of some priorities on the CPU, float64 `[n]`, `n >= 1`.
-
-        Raises:
-            PriorityError: see `check`.
-        """
-        values = priorities.numpy()
-        low, high = float(np.minimum.reduce(values)), float(np.maximum.reduce(values))
-        if not (low >= 0.0 and high < float("inf")):
-            raise_invalid(priorities)
-        self._check_size(high)
-        return high
-
-    def _check_size(self, priority: float) -> None:
-        if not fits(priority, self._eps, self._alpha):
-            msg = (
-                f"priorities must keep (p + eps) ** alpha at most 2**960, got {priority:g} with "
-                f"alpha={self._alpha:g}: scale them down"
-            )
-            raise PriorityError(msg)
+            largest_valid(priorities, self._eps, self._alpha)
 
     def begin(self, view: View) -> None:
         """Give the rows present the default priority, except those of a loaded state."""
         self._tree_for(view)
-        if view.rows and (self._mask is not None or self._starts(view) is not None):
+        if view.rows and (self.column.hidden is not None or self._starts(view) is not None):
             self._limit(torch.arange(view.rows, device=view.device), view)
 
     def record_rows(self, placement: Placement, priorities: Tensor | None, view: View) -> None:
         """Set the first priorities of rows just written. Cost: O(rows written)."""
         if isinstance(placement, Run) and priorities is None:
-            default, known, end = self._default(view), self.rows, placement.start + placement.rows
-            tree = self._tree_for(view)  # which gives rows of new slots the default priority
+            column, end = self.column, placement.start + placement.rows
+            default, known = column.default(view.device), column.rows
+            self._tree_for(view)  # gives rows of new slots the default priority
             if not (known <= placement.start and known < end <= view.rows):
-                self._fill(tree, placement, default)  # the one before the write
+                self.column.fill(placement, default)  # the one before the write
         else:
             given = None if priorities is None else placement.of_rows_written(priorities)
             self.set_priorities(placement.slots_written(view.device), given, view)
         starts = None if view.episodes is None else self._starts(view)
-        if starts is None and self._mask is None:
+        if starts is None and self.column.hidden is None:
             return
         slots = placement.slots_written(view.device)  # which may have replaced rows that could not be drawn
         self._limit(slots, view)
@@ -369,35 +277,15 @@ class PrioritizedSampler(PrioritySampler):
         """
         given = priorities is not None
         if priorities is None:
-            priorities = torch.empty_like(slots, dtype=torch.float64).fill_(self._default(view))
-        tree = self._tree_for(view)
+            priorities = torch.empty_like(slots, dtype=torch.float64).fill_(self.column.default(view.device))
+        self._tree_for(view)
         if slots.numel() == 0:
             return
         if not slots.is_cpu:
-            self._set_on_device(tree, slots, priorities, keep, view.rows)
+            self.column.set_on_device(slots, priorities, keep, view.rows)
             return
-        high = self._largest_valid(priorities)
-        before = self._largest_of(self._raw[slots]) if self.max_priority_within_buffer else 0.0
-        tree.set(slots, self._masked(slots, values_of(priorities, self._eps, self._alpha)))  # checks the slots first
-        # numpy writes in order: of equal slots the last one wins; -0.0 becomes 0.0
-        self._raw.numpy()[slots.numpy()] = priorities.numpy() + 0.0
-        after = self._largest_of(self._raw[slots]) if self.max_priority_within_buffer else 0.0
-        self.track_largest(high if given else 0.0, before, after)
-
-    def _set_on_device(self, tree: PriorityTree, slots: Tensor, given: Tensor, keep: Tensor | None, rows: int) -> None:
-        """Set priorities without a host sync: invalid ones have no effect, and `raise_deferred` raises."""
-        valid = (given >= 0) & ((given + self._eps).pow(self._alpha) <= MAX_VALUE)
-        valid &= (slots >= 0) & (slots < rows)
-        keep = torch.ones_like(valid) if keep is None else keep
-        invalid = (keep & ~valid).any()
-        self._invalid = invalid if self._invalid is None else self._invalid | invalid
-        slots, keep = slots.clamp(0, max(rows - 1, 0)), keep & valid
-        priorities = last_of_equal(slots, torch.where(keep, given, self._raw[slots]), keep)
-        self._raw[slots] = priorities + 0.0
-        tree.set(slots, self._masked(slots, values_of(priorities, self._eps, self._alpha)))
-        if not self.max_priority_within_buffer:
-            high = torch.where(keep, given, 0.0).amax()
-            self._largest = torch.maximum(on_device(self._largest, high.device), high)
+        high = largest_valid(priorities, self._eps, self._alpha)
+        self.column.set(slots, priorities, high if given else 0.0)
 
     def update(self, slots: Tensor, priorities: Tensor, generations: Tensor | None, view: View) -> int | Tensor:
         """Set the priorities of rows, except those replaced since they were drawn; see `PrioritySampler.update`.
@@ -405,7 +293,7 @@ class PrioritizedSampler(PrioritySampler):
         With the native tree one call compares generations, checks priorities, and writes priorities and values.
         Cost: O(n log rows).
         """
-        tree = self._tree_for(view).native
+        tree, column = self._tree_for(view).native, self.column
         if tree is None or not slots.is_cpu:
             return super().update(slots, priorities, generations, view)
         try:
@@ -416,8 +304,8 @@ class PrioritizedSampler(PrioritySampler):
                 slots.shape[0],
                 0 if generations is None else generations.data_ptr(),
                 _NO_GENERATIONS if generations is None else view.ring.native_state(),
-                self._raw.data_ptr(),
-                0 if self._mask is None else self._mask.data_ptr(),
+                column.raw.data_ptr(),
+                0 if column.hidden is None else column.hidden.data_ptr(),
                 view.rows,
                 self._eps,
                 self._alpha,
@@ -425,9 +313,9 @@ class PrioritizedSampler(PrioritySampler):
             )
         except (IndexError, ValueError):
             return super().update(slots, priorities, generations, view)  # raises, and names what is invalid
-        self.track_largest(given, before, after)
-        if self._ring is not None:
-            self._ring.count_stale(stale)
+        column.track_largest(given, before, after)
+        if column.ring is not None:
+            column.ring.count_stale(stale)
             return 0
         return stale
 
@@ -442,17 +330,17 @@ class PrioritizedSampler(PrioritySampler):
             Tree, exponent of weights, whether weights are float32, address of the priorities, address of the flags of
             hidden rows or 0, `eps`, `alpha`, and whether the largest priority of changed rows is needed.
         """
-        tree = self._tree
-        if tree is None or tree.native is None or tree.capacity != capacity or self._ring is not None:
+        column, tree = self.column, self.column.tree
+        if tree.native is None or tree.capacity != capacity or column.ring is not None:
             return None
-        if self._rows != rows or self._tree_alpha != self._alpha or not tree.native.total > 0:
+        if column.count != rows or column.alpha != self._alpha or not tree.native.total > 0:
             return None
         if self.dtype not in WEIGHT_DTYPES:
             return None
         single = self.dtype is torch.float32
-        mask = 0 if self._mask is None else self._mask.data_ptr()
+        hidden = 0 if column.hidden is None else column.hidden.data_ptr()
         within = self.max_priority_within_buffer
-        return tree.native, self._beta, single, self._raw.data_ptr(), mask, self._eps, self._alpha, within
+        return tree.native, self._beta, single, column.raw.data_ptr(), hidden, self._eps, self._alpha, within
 
     def raise_deferred(self) -> None:
         """Raise if an update on a device other than the CPU was invalid.
@@ -460,18 +348,19 @@ class PrioritizedSampler(PrioritySampler):
         Raises:
             PriorityError: once.
         """
-        invalid, self._invalid = self._invalid, None
+        column = self.column
+        invalid, column.invalid = column.invalid, None
         if invalid is not None and bool(invalid):
             msg = (
-                f"some priorities or slots given on {self._raw.device} were out of range (negative, not finite, or "
+                f"some priorities or slots given on {column.raw.device} were out of range (negative, not finite, or "
                 "beyond the rows) and had no effect: check them where they are made"
             )
             raise PriorityError(msg)
 
     def clear(self) -> None:
         """Discard all priorities, the largest included. What processes share is cleared with their ring."""
-        if self._ring is None:
-            self._reset()
+        if self.column.ring is None:
+            self.column = self._empty_column()
 
     # -- without a buffer ----------------------------------------------------------------------------------------------
 
@@ -483,14 +372,11 @@ class PrioritizedSampler(PrioritySampler):
             UsageError: if the priorities are shared with other processes.
         """
         self._require_own()
-        if view.rows < self._rows:
-            priorities, values = self._contents()
-            self._allocate(priorities[: view.rows], values[: view.rows], view.rows, priorities.device)
-            self._largest_outdated = True
+        self.column.cut(view.rows)
         super().begin_standalone(view, storage)
 
     def _require_own(self) -> None:
-        if self._ring is not None:
+        if self.column.ring is not None:
             msg = "the priorities of a shared buffer are those of the buffer: use its methods, not those of its sampler"
             raise UsageError(msg)
 
@@ -503,7 +389,7 @@ class PrioritizedSampler(PrioritySampler):
     def drop_rows(self, slots: Tensor, view: View) -> None:
         """Hide rows that are deleted, with the priority 0, until their slots are written."""
         self.set_priorities(slots, torch.zeros_like(slots, dtype=torch.float64), view)
-        self._hide(slots, view)
+        self.column.hide(slots)
 
     def _starts(self, view: View) -> EligibleRows | None:
         """Return the rows that may be drawn; None stands for all of them."""
@@ -521,26 +407,11 @@ class PrioritizedSampler(PrioritySampler):
     def _limit(self, slots: Tensor, view: View) -> None:
         """Show rows that the view allows to be drawn, with the values of their priorities, and hide the others."""
         allowed = self._allowed(slots, view)
+        self._tree_for(view)
         if allowed is not None:
-            self._hide(slots[~allowed], view)
+            self.column.hide(slots[~allowed])
             slots = slots[allowed]
-        if self._mask is not None:
-            slots = slots[self._mask[slots] & (slots < view.rows)]
-            self._mask[slots] = False
-            self._tree_for(view).set(slots, values_of(self._raw[slots], self._eps, self._alpha))
-
-    def _hide(self, slots: Tensor, view: View) -> None:
-        """Set the values of rows to 0, and mark the rows as hidden."""
-        tree = self._tree_for(view)
-        if self._mask is None:
-            with torch.inference_mode(mode=False):
-                self._mask = torch.zeros(tree.capacity, dtype=torch.bool, device=tree.device)
-        tree.set(slots, torch.zeros_like(slots, dtype=torch.float64))  # checks the slots first
-        self._mask[slots] = True
-
-    def _masked(self, slots: Tensor, values: Tensor) -> Tensor:
-        """Return values with 0 for hidden slots, in place."""
-        return values if self._mask is None else values.masked_fill_(self._mask[slots], 0.0)
+        self.column.show(slots[slots < view.rows])
 
     # -- drawing ------------------------------------------------------------------------------------------------------
 
@@ -580,82 +451,37 @@ class PrioritizedSampler(PrioritySampler):
 
     def _tree_for(self, view: View) -> PriorityTree:
         """Return the tree, up to date with the buffer's capacity, device and rows, and with `alpha`."""
-        tree = self._tree
-        if tree is None or self._slots != view.capacity or tree.device != view.device:
+        column = self.column
+        tree = column.tree
+        if column.slots != view.capacity or tree.device != view.device:
             self.check_device(view.device)
-            tree = self._allocate(*self._contents(), view.capacity, view.device)
-        if self._tree_alpha != self._alpha:
-            self._recompute(tree)
-        if self._rows != view.rows and self._ring is None:
+            tree = column.allocate(*column.contents(), view.capacity, view.device)
+        if column.alpha != self._alpha:
+            column.set_alpha(self._alpha)
+        if column.count != view.rows and column.ring is None:
             self.check_rows(view.rows, tree.capacity)
-            if view.rows < self._rows:  # the sampler was moved here from a fuller buffer
-                self._reset()
+            if view.rows < column.count:  # the sampler was moved here from a fuller buffer
+                self.column = self._empty_column()
                 return self._tree_for(view)
-            self._fill(tree, Run(self._rows, view.rows - self._rows, view.capacity), self._default(view))
-            self._rows = view.rows
+            run = Run(column.count, view.rows - column.count, view.capacity)
+            column.fill(run, column.default(view.device))
+            column.count = view.rows
         return tree
 
-    def _allocate(self, priorities: Tensor, values: Tensor, slots: int, device: torch.device) -> PriorityTree:
-        """Allocate priorities, mask and tree for a buffer of so many slots, with copies of those of the first rows."""
-        capacity = slots if slots <= max(2 * self.max_capacity, _SMALL) else self.max_capacity
-        with torch.inference_mode(mode=False):  # updates come in any mode
-            raw = torch.empty(capacity, dtype=torch.float64, device=device)
-            if self._mask is not None:
-                mask = self._mask[:capacity].to(device)
-                self._mask = torch.nn.functional.pad(mask, (0, capacity - mask.shape[0]))
-        native = backend.native
-        if native is not None and raw.is_cpu:
-            native.advise_huge_pages(raw.data_ptr(), raw.nbytes)  # random rows then miss the TLB less often
-        self._rows = min(priorities.shape[0], capacity)
-        raw.zero_()[: self._rows] = priorities[:capacity]
-        self._raw, self._tree, self._slots = raw, make_tree(capacity, raw.device), slots
-        self._tree.load(values[:capacity].to(device))
-        return self._tree
-
-    def _recompute(self, tree: PriorityTree) -> None:
-        """Compute all values from the priorities, for another `alpha`."""
-        rows = self.rows
-        raw = self._raw[:rows]
-        if raw.is_cpu and rows:
-            self._check_size(float(raw.max()))
-        values = values_of(raw, self._eps, self._alpha).clamp_(max=MAX_VALUE)
-        tree.load(values if self._mask is None else values.masked_fill_(self._mask[:rows], 0.0))
-        self._tree_alpha = self._alpha
-
-    def _fill(self, tree: PriorityTree, run: Run, priority: float | Tensor) -> None:
-        """Give a run of rows one priority above 0; `record_rows` hides those that may not be drawn."""
-        # numpy keeps the GIL for runs as short as most are: another thread would wake up only to wait for the lock
-        raw = self._raw.numpy() if self._raw.is_cpu else self._raw
-        end, replaced = run.start + run.rows, 0.0
-        for first, stop in ((run.start, min(end, run.capacity)), (0, end - run.capacity)):
-            if first < stop:
-                if self.max_priority_within_buffer:
-                    replaced = max(replaced, self._largest_of(self._raw[first:stop]))
-                raw[first:stop] = priority
-        tree.set_run(run.start, run.rows, (priority + self._eps) ** self._alpha)
-        self.track_largest(0.0, replaced, priority)
-
     # -- state --------------------------------------------------------------------------------------------------------
-
-    def _contents(self) -> tuple[Tensor, Tensor]:
-        """Return priorities (a view) and values (a copy) of the rows, float64 `[rows]` each."""
-        raw = self._raw[: self.rows]
-        return raw, raw if self._tree is None else self._tree.leaves(self.rows)
 
     def state_dict(self) -> dict[str, Any]:
         """Return options, priorities (a view) and values: powers may differ in the last bit between batch sizes."""
         self.raise_deferred()
-        priorities, values = self._contents()
-        if self._ring is not None:
-            priorities, values = (part[self._ring.saved_slots()] for part in (priorities, values))
-        if self._mask is not None and self.rows:  # the buffer hides rows again after a load: save all as shown
-            shown = values_of(priorities, self._eps, self._tree_alpha)
-            values = torch.where(self._mask[: self.rows].to(values.device), shown, values)
+        column = self.column
+        priorities, values = column.contents(shown=True)
+        if column.ring is not None:
+            priorities, values = (part[column.ring.saved_slots()] for part in (priorities, values))
         return {
             "alpha": self._alpha,
             "eps": self._eps,
-            "values_alpha": self._tree_alpha,
-            "largest": float(self._find_largest()),
+            "values_alpha": column.alpha,
+            "largest": float(column.find_largest()),
             "priorities": priorities,
             "values": values,
             "beta": self._beta,
@@ -669,7 +495,7 @@ class PrioritizedSampler(PrioritySampler):
             CheckpointError: naming what differs.
         """
         require_options(self, state, _OPTIONS)
-        if self._ring is not None and (state["alpha"], state["eps"]) != (self._alpha, self._eps):
+        if self.column.ring is not None and (state["alpha"], state["eps"]) != (self._alpha, self._eps):
             msg = (
                 f"the checkpoint has alpha={state['alpha']} and eps={state['eps']}, this shared buffer has "
                 f"alpha={self._alpha} and eps={self._eps}, which all its processes keep: make it with those of the "
@@ -681,7 +507,7 @@ class PrioritizedSampler(PrioritySampler):
         except OptionError as error:
             msg = f"the sampler's state is damaged: {error}"
             raise CheckpointError(msg) from None
-        if rows > max(2 * self.max_capacity, _SMALL):
+        if rows > most_slots(self.max_capacity):
             msg = (
                 f"the state holds {rows} priorities, the sampler keeps those of max_capacity={self.max_capacity} rows: "
                 "make it with the max_size of the storage"
@@ -712,14 +538,14 @@ class PrioritizedSampler(PrioritySampler):
         """
         rows = state["priorities"].shape[0]
         self.check_state(state, rows)
-        if self._ring is not None:
+        if self.column.ring is not None:
             msg = "the priorities of a shared buffer cannot be replaced through its sampler: load into the buffer"
             raise UsageError(msg)
         self._alpha, self._beta, self._eps = (float(state[name]) for name in ("alpha", "beta", "eps"))
-        self._reset()
-        self._tree_alpha, self._largest = float(state["values_alpha"]), float(state["largest"])
+        self.column = column = self._empty_column()
+        column.alpha, column.largest = float(state["values_alpha"]), float(state["largest"])
         if rows:
-            self._allocate(state["priorities"], state["values"], rows, state["priorities"].device)
+            column.allocate(state["priorities"], state["values"], rows, state["priorities"].device)
 
 
 def _no_rows(rows: int) -> str:

@@ -16,33 +16,34 @@ from ostinato.core.index import plain_index, read_integers, select
 from ostinato.core.kinds import require_eager, show_path
 from ostinato.core.records import Picks, Run
 from ostinato.core.ring import Ring
+from ostinato.core.rows import Flat
 from ostinato.durable.progress import BYTES, Progress
 from ostinato.errors import (
     CapacityError,
-    CheckpointError,
     KeyMissingError,
     KindError,
     OptionError,
+    OstinatoError,
     SchemaError,
     SlotError,
     UsageError,
 )
-from ostinato.storages.checkpoint import load_storage, save_storage
+from ostinato.storages.checkpoint import RowHooks, load_storage, save_storage
 from ostinato.storages.columns import owned, pack, unpack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path as FilePath
 
     from ostinato.core.counts import BufferCounts
-    from ostinato.core.episodes.table import EpisodeTable
     from ostinato.core.records import Placement, Plan, Request
     from ostinato.core.rows import Path, Schema
     from ostinato.durable.progress import ProgressOption
-    from ostinato.storages.table import RowArray
+    from ostinato.storages.coded import Budget
+    from ostinato.storages.table import Table
 
-__all__ = ["Checkpointer", "Storage", "check_capacity", "check_hook", "check_ndim"]
+__all__ = ["Checkpointer", "Storage", "check_capacity", "check_ndim"]
 
 _MOST = 2**40
 
@@ -57,7 +58,29 @@ class Checkpointer(Protocol):
         """Load a storage."""
 
 
-class Storage(ABC):
+class Sharing:
+    """What the processes that have the rows of a storage share beside them. Here, one process has the rows."""
+
+    def follow_ring(self, storage: Storage, ring: Ring) -> Ring:
+        """Return the ring of a buffer: the one that it has, or a new one for another capacity or device."""
+        if (ring.capacity, ring.device) == (storage.capacity, storage.device):
+            return ring
+        return Ring(storage.capacity, storage.device, after=ring.written)
+
+    def follow_counts(self, storage: Storage, counts: BufferCounts) -> BufferCounts:  # noqa: ARG002
+        """Return what a buffer counts: the counts that it has, or others that go on from them."""
+        return counts
+
+    def load_counts(self, counts: BufferCounts, loaded: BufferCounts) -> BufferCounts:  # noqa: ARG002
+        """Return what a buffer counts after a load: the counts that were loaded."""
+        return loaded
+
+    def taking(self, storage: Storage, filled: Storage) -> AbstractContextManager[None]:  # noqa: ARG002
+        """Return a context in which `storage.take(filled)` cannot fail."""
+        return nullcontext()
+
+
+class Storage(RowHooks, ABC):
     """Base class of all storages. A storage of your own subclasses it and implements the abstract methods.
 
     Rows are written in two steps, so that bad rows raise before anything changes: `admit` checks rows and returns a
@@ -94,10 +117,24 @@ class Storage(ABC):
     """Whether rows must be written in ring order; writers that choose slots then raise an error."""
     supports_conditional_update: bool = False
     """Whether rows have fields that `update_if_present` can write, whatever was written so far."""
-    budget: bool = False
-    """Whether rows leave when they exceed a number of bytes (`max_bytes`); rows must then be in ring order."""
-    evicts_episodes: bool = False
-    """Whether whole episodes leave; the buffer must then know its episodes."""
+    budget: Budget | None = None
+    """When rows leave because they exceed a number of bytes (`max_bytes`); rows must then be in ring order."""
+    schema: Schema | None = None
+    """Schema of a row; None for storages without fields, and before the first row."""
+    dense: Table | None = None
+    """Memory of fields, in which row `i` is slot `i`; None if there is none.
+
+    A save copies it piece by piece while writers continue; other `columns` are written while writers wait. The memory
+    of a slot may change only in `write` and in edits of that slot.
+    """
+    laid_out: bool = True
+    """Whether the schema of the rows is fixed."""
+    nbytes: int = 0
+    """Bytes of the rows, as far as known."""
+    default_collate: Callable[[Any], Any] | None = None
+    """Function that makes a batch of presented rows, unless the buffer has a `collate_fn`; None for none."""
+    num_envs: int = 1
+    """Number of environments: the second batch dimension with `ndim=2`, else 1."""
     device: torch.device = torch.device("cpu")
     """Device of rows and samples."""
     mappable: bool = False
@@ -106,6 +143,8 @@ class Storage(ABC):
     """Whether the buffer of this storage is shared between processes from the start."""
     shared: bool = False
     """Whether other processes write and read the rows; see `ReplayBuffer.share`."""
+    sharing: Sharing = Sharing()
+    """What these processes share beside the rows."""
     rotates: bool = False
     """Whether `load_state_dict` moves the rows of a full ring to another capacity; see `seam`."""
     exposed: bool = False
@@ -116,10 +155,10 @@ class Storage(ABC):
     """Number of writes by buffers, and by `set` and `loads`: a buffer takes over rows that it has not written."""
     edits: int = 0
     """How many of these changed rows present alone: a buffer reads their values again, and keeps their order."""
-    save_hooks: tuple[Callable[..., Any], ...] = ()
-    """Functions that convert rows for a checkpoint, in the order of registration."""
-    load_hooks: tuple[Callable[..., Any], ...] = ()
-    """Functions that convert rows of a checkpoint back, in the order of registration."""
+    no_hooks: tuple[type[OstinatoError], str] | None = (
+        KindError,
+        "no fields that a hook could convert: use LazyTensorStorage or LazyMemmapStorage",
+    )
 
     _size_given: int | None = None
     _checkpointer: Checkpointer | None = None
@@ -164,33 +203,18 @@ class Storage(ABC):
         self._checkpointer = value
 
     @property
-    def num_envs(self) -> int:
-        """Number of environments: the second batch dimension with `ndim=2`, else 1."""
-        return 1
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the rows, as far as known."""
-        return 0
-
-    @property
     def shape(self) -> torch.Size:
         """Shape of the rows present: `(rows,)`, or `(steps, num_envs)` with `ndim=2`."""
-        return torch.Size((len(self),))
+        return torch.Size((len(self),) if self.ndim == 1 else (len(self) // self.num_envs, self.num_envs))
 
     @property
     def cursor(self) -> int:
         """Slot after the newest row, where a buffer continues if the storage already has rows."""
         return len(self) % self.capacity
 
-    def shares_memory(self, tensor: Tensor) -> bool:  # noqa: ARG002
+    def shares_memory(self, tensor: Tensor) -> bool:
         """Whether a tensor shares memory with stored rows, as views of them do. False where rows are not in tensors."""
-        return False
-
-    @property
-    def default_collate(self) -> Callable[[Any], Any] | None:
-        """Function that makes a batch of presented rows, unless the buffer has a `collate_fn`; None for none."""
-        return None
+        return self.dense is not None and self.dense.shares_memory(tensor)
 
     @abstractmethod
     def __len__(self) -> int:
@@ -209,12 +233,7 @@ class Storage(ABC):
             KindError: if the storage cannot keep rows of this kind.
         """
 
-    @property
-    def laid_out(self) -> bool:
-        """Whether the schema of the rows is fixed."""
-        return True
-
-    def lay_out(self, schema: Schema) -> None:  # noqa: B027
+    def lay_out(self, schema: Schema) -> None:
         """Fix the schema before the first rows, and allocate the memory; does nothing if it is fixed already.
 
         Storages without fields have no schema, and any rows may follow.
@@ -223,40 +242,8 @@ class Storage(ABC):
             StorageMemoryError: if there is too little memory; nothing has changed.
         """
 
-    def forget_form(self) -> None:  # noqa: B027
+    def forget_form(self) -> None:
         """Drop the schema of the first rows, which the writer did not accept."""
-
-    def rows_that_stay(
-        self,
-        payload: Any,  # noqa: ARG002
-        oldest: int,  # noqa: ARG002
-        episodes: EpisodeTable | None,  # noqa: ARG002
-    ) -> Tensor | None:
-        """Return the slots that stay when rows have to leave before a payload is written in ring order.
-
-        Only for storages with a `budget`. The buffer then calls `keep` with them.
-
-        Args:
-            payload: rows that were admitted.
-            oldest: slot of the oldest row present.
-            episodes: the episodes of the rows, if the buffer knows them.
-
-        Returns:
-            int64 `[n]`, the oldest row first; None if no row has to leave.
-
-        Raises:
-            StorageMemoryError: if there is no room for the payload.
-        """
-        return None
-
-    def keep(self, slots: Tensor) -> None:
-        """Move the rows at `slots` (int64 `[n]`) to the slots `[0, n)`, and remove all others.
-
-        Raises:
-            OptionError: if the storage has no budget.
-        """
-        msg = f"{type(self).__name__} does not remove rows ({slots.shape[0]} were to stay)"
-        raise OptionError(msg)
 
     @abstractmethod
     def write(self, placement: Placement, payload: Any) -> None:
@@ -284,35 +271,16 @@ class Storage(ABC):
         )
         raise OptionError(msg)
 
-    def read_plan(self, plan: Plan, *, pin: bool = False) -> list[Tensor]:
-        """Return the fields of a plan's batch: the rows of its requests, and the arithmetic that follows. Copy.
+    def read_plan(self, plan: Plan, *, pin: bool = False) -> Any:
+        """Return the payload of a plan's batch: the rows of its requests, and the arithmetic that follows. Copy.
+
+        For storages with fields it is a `Flat`.
 
         Raises:
             IndexError: if a slot is out of range.
             OptionError: if the storage has no fields.
         """
-        return plan.fold(self.fetch(plan.requests(), pin=pin))
-
-    @property
-    def schema(self) -> Schema | None:
-        """Schema of a row; None for storages without fields, and before the first row."""
-        return None
-
-    def assemble(
-        self,
-        leaves: list[Tensor],  # noqa: ARG002
-        records: Tensor,  # noqa: ARG002
-        elsewhere: Mapping[Path, Tensor] | None = None,  # noqa: ARG002
-    ) -> Any:
-        """Return the payload of a batch whose leaves were fetched, one row for each of the slots `records`.
-
-        `elsewhere` has the slots of fields of Python objects that are read at other slots.
-
-        Raises:
-            OptionError: if the storage has no fields.
-        """
-        msg = f"{type(self).__name__} has no fields to make windows of: use LazyTensorStorage or LazyMemmapStorage"
-        raise OptionError(msg)
+        return Flat(plan.fold(self.fetch(plan.requests(), pin=pin)), (plan.records.shape[0],))
 
     @abstractmethod
     def present(self, payload: Any, batch: tuple[int, ...]) -> Any:
@@ -351,65 +319,12 @@ class Storage(ABC):
         objects) are written to files of their own; everything else must be plain values and small tensors.
         """
 
-    def row_arrays(self) -> list[RowArray]:
-        """Return arrays `[capacity, ...]` whose row `i` is the memory of slot `i`; none if there are none.
-
-        A save copies these arrays piece by piece while writers continue; other `columns` are written while writers
-        wait. The memory of a slot may change only in `write` and in edits of that slot. Views.
-        """
-        return []
-
-    def check_state(self, state: dict[str, Any]) -> None:  # noqa: B027
+    def check_state(self, state: dict[str, Any]) -> None:
         """Check that `load_state_dict` accepts a state. Buffers call it before a save replaces an older one.
 
         Raises:
             CheckpointError: naming what does not fit.
         """
-
-    def check_schema(self, schema: Schema, num_envs: int) -> None:  # noqa: B027
-        """Check that saved rows with this schema may replace the rows present, before `blank` is filled with them.
-
-        Raises:
-            CheckpointError: naming what differs.
-        """
-
-    def seam(self, state: dict[str, Any]) -> int:
-        """Return the slot of the oldest row of a saved ring that `load_state_dict` rotates to slot 0, else 0.
-
-        A full ring must be rotated if this storage has another capacity: otherwise the newest row would lie before the
-        oldest, and the next rows would not replace the oldest.
-
-        Raises:
-            CheckpointError: if the rows must be rotated, and this storage cannot do that.
-        """
-        rows = int(state["rows"] if "rows" in state else len(state.get("items", ())))
-        saved, capacity = int(state["capacity"]), self.capacity_for(max(1, int(state.get("lanes", 1))))
-        seam = int(state.get("cursor", 0)) % saved if 0 < rows == saved != capacity else 0
-        if seam and not self.rotates:
-            msg = (
-                f"the checkpoint holds a full ring of {saved} rows, the oldest in slot {seam}, and "
-                f"{type(self).__name__} cannot load it into a ring of {capacity}: load with the same max_size"
-            )
-            raise CheckpointError(msg)
-        return seam
-
-    def capacity_for(self, num_envs: int) -> int:  # noqa: ARG002
-        """Return the capacity with rows of `num_envs` environments."""
-        return self.capacity
-
-    def follow_ring(self, ring: Ring) -> Ring:
-        """Return the ring of a buffer: the one that it has, or a new one for another capacity or device."""
-        if (ring.capacity, ring.device) == (self.capacity, self.device):
-            return ring
-        return Ring(self.capacity, self.device, after=ring.written)
-
-    def follow_counts(self, counts: BufferCounts) -> BufferCounts:
-        """Return what a buffer counts: the counts that it has, or others that go on from them."""
-        return counts
-
-    def load_counts(self, counts: BufferCounts, loaded: BufferCounts) -> BufferCounts:  # noqa: ARG002
-        """Return what a buffer counts after a load: the counts that were loaded."""
-        return loaded
 
     def blank(self) -> Storage:
         """Return another storage with the same options, which a load fills while this one keeps its rows.
@@ -417,10 +332,6 @@ class Storage(ABC):
         The default is a deep copy. A storage that does not need one overrides this and `take`.
         """
         return copy.deepcopy(self)
-
-    def taking(self, filled: Storage) -> AbstractContextManager[None]:  # noqa: ARG002
-        """Return a context in which `take` cannot fail."""
-        return nullcontext()
 
     def take(self, filled: Storage) -> None:
         """Take over the rows of a storage that `blank` returned, and that a load has filled; it is not used afterwards.
@@ -481,7 +392,7 @@ class Storage(ABC):
             SlotError: if the index is out of range of the rows present.
         """
 
-    def check_new_fields(self, index: Any, slots: Tensor, data: Any) -> None:  # noqa: B027
+    def check_new_fields(self, index: Any, slots: Tensor, data: Any) -> None:
         """Check that an edit brings no field that other rows would lack; rows of some storages may have any fields.
 
         Args:
@@ -514,50 +425,6 @@ class Storage(ABC):
             KindError: if the storage has no fields.
         """
         msg = f"{type(self).__name__} has no fields to write ({path!r}): replace whole rows with rb[index] = rows"
-        raise KindError(msg)
-
-    def register_save_hook(self, hook: Callable[..., Any]) -> None:
-        """Register a hook that converts the rows in checkpoints (`dumps`); the storage keeps its rows.
-
-        Hooks are not saved: register them for each buffer. They are called in the order of registration, each with the
-        result of the one before, while the buffer holds its lock.
-
-        Args:
-            hook: called as `hook(rows, path=None)` with the rows present (views `[rows]`, with `ndim=2`
-                `[steps, num_envs]`, of the kind in which they were written); returns a TensorDict or a dict of tensors
-                and plain values. If it has an attribute `shift`, that is set before to the step after the newest, and
-                `is_full` to True: no row is unwritten.
-
-        Raises:
-            KindError: if it is not callable, or the storage has no fields.
-            OptionError: if the storage has ragged fields.
-        """
-        self.save_hooks = (*self.save_hooks, self.checked_hook(hook))
-
-    def register_load_hook(self, hook: Callable[..., Any]) -> None:
-        """Register a hook that converts rows saved with save hooks back when the buffer loads a checkpoint (`loads`).
-
-        Args:
-            hook: called as `hook(data, out=None)` with the result of the last save hook, or of the load hook before;
-                the last one returns the rows with their original fields.
-
-        Raises:
-            KindError: if it is not callable, or the storage has no fields.
-            OptionError: if the storage has ragged fields.
-        """
-        self.load_hooks = (*self.load_hooks, self.checked_hook(hook))
-
-    def checked_hook(self, hook: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a hook for the rows of this storage.
-
-        Raises:
-            KindError: if it is not callable, or the storage has no fields.
-            OptionError: if the storage has ragged fields.
-        """
-        msg = (
-            f"{type(self).__name__} has no fields that a hook could convert, got {hook!r}: use LazyTensorStorage or "
-            "LazyMemmapStorage"
-        )
         raise KindError(msg)
 
     # -- without a buffer ----------------------------------------------------------------------------------------------
@@ -597,9 +464,11 @@ class Storage(ABC):
         self.writes += 1
         self.exposed = True
 
-    def get(self, index: Any) -> Any:
-        """Return rows at an index as they were written: `storage[index]`; see `read`."""
+    def __getitem__(self, index: Any) -> Any:
+        """Return rows at an index as they were written, without transforms or collation; see `read`."""
         return self.read(index)
+
+    get = __getitem__
 
     def contains(self, item: Any) -> bool | Tensor:
         """Return whether positions of the first dimension hold rows; negative ones count from the last row.
@@ -635,7 +504,7 @@ class Storage(ABC):
             raise UsageError(msg)
         return self
 
-    def attach(self, buffer: Any) -> None:  # noqa: B027
+    def attach(self, buffer: Any) -> None:
         """Do nothing: a buffer sees what its storage holds without being told. For compatibility with TorchRL."""
 
     def dumps(self, path: str | FilePath, *, progress: ProgressOption = None) -> None:
@@ -653,7 +522,10 @@ class Storage(ABC):
             StorageMemoryError: if the disk is too small.
         """
         with Progress(progress, "save", unit=BYTES):
-            self._save(path)
+            if self._checkpointer is not None:
+                self._checkpointer.dumps(self, path)
+            else:
+                save_storage(path, self)
 
     def loads(self, path: str | FilePath, *, progress: ProgressOption = None) -> None:
         """Replace the rows by those that `dumps` wrote. Copy. If they do not fit, nothing is changed.
@@ -669,22 +541,13 @@ class Storage(ABC):
             DamagedFileError: naming the damaged file.
         """
         with Progress(progress, "load", unit=BYTES):
-            self._load(path)
+            if self._checkpointer is not None:
+                self._checkpointer.loads(self, path)
+            else:
+                load_storage(path, self)
 
     dump = save = dumps
     load = loads
-
-    def _save(self, path: str | FilePath) -> None:
-        if self._checkpointer is not None:
-            self._checkpointer.dumps(self, path)
-        else:
-            save_storage(path, self)
-
-    def _load(self, path: str | FilePath) -> None:
-        if self._checkpointer is not None:
-            self._checkpointer.loads(self, path)
-        else:
-            load_storage(path, self)
 
     def __setitem__(self, index: Any, data: Any) -> None:
         """Replace rows present: `set(index, data, set_cursor=False)`."""
@@ -700,7 +563,7 @@ class Storage(ABC):
         found = self.contains(item)
         return bool(found.all()) if isinstance(found, Tensor) else found
 
-    def close(self) -> None:  # noqa: B027
+    def close(self) -> None:
         """Release the files of the storage, which cannot be used afterwards; does nothing if it has none."""
 
     def __enter__(self) -> Self:
@@ -710,10 +573,6 @@ class Storage(ABC):
     def __exit__(self, *error: object) -> None:
         """Close the storage."""
         self.close()
-
-    def __getitem__(self, index: Any) -> Any:
-        """Return rows without transforms or collation; see `read`."""
-        return self.read(index)
 
 
 def _edit(storage: Storage, index: Any, data: Any) -> None:
@@ -840,15 +699,3 @@ def check_device(device: torch.device | str | int) -> torch.device:
             "use device='cpu' or 'auto'"
         )
         raise OptionError(msg) from error
-
-
-def check_hook(hook: object) -> Callable[..., Any]:
-    """Return a hook.
-
-    Raises:
-        KindError: if it is not callable.
-    """
-    if callable(hook) and not isinstance(hook, type):
-        return hook
-    msg = f"a hook is a callable, got {hook!r}: pass an object such as TED2Flat(), or a function"
-    raise KindError(msg)

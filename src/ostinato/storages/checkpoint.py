@@ -15,6 +15,7 @@ from ostinato.durable import CheckpointReader, CheckpointWriter, SavedColumn, pr
 from ostinato.durable.arrays import values_of
 from ostinato.errors import (
     CheckpointError,
+    KindError,
     MissingExtraError,
     OptionError,
     OstinatoError,
@@ -247,6 +248,47 @@ def require_form(state: dict[str, Any], storage: Storage) -> None:
         raise CheckpointError(msg)
 
 
+def seam_of(state: dict[str, Any], storage: Storage) -> int:
+    """Return the slot of the oldest row of a saved ring that `load_state_dict` of a storage rotates to slot 0, else 0.
+
+    A full ring must be rotated if the storage has another capacity: otherwise the newest row would lie before the
+    oldest, and the next rows would not replace the oldest.
+
+    Raises:
+        CheckpointError: if the rows must be rotated, and the storage cannot do that.
+    """
+    rows = int(state["rows"] if "rows" in state else len(state.get("items", ())))
+    saved, capacity = int(state["capacity"]), capacity_for(storage, max(1, int(state.get("lanes", 1))))
+    seam = int(state.get("cursor", 0)) % saved if 0 < rows == saved != capacity else 0
+    if seam and not storage.rotates:
+        msg = (
+            f"the checkpoint holds a full ring of {saved} rows, the oldest in slot {seam}, and "
+            f"{type(storage).__name__} cannot load it into a ring of {capacity}: load with the same max_size"
+        )
+        raise CheckpointError(msg)
+    return seam
+
+
+def capacity_for(storage: Storage, num_envs: int) -> int:
+    """Return the capacity of a storage with rows of `num_envs` environments."""
+    return storage.capacity if storage.laid_out else -(-storage.max_size // num_envs) * num_envs
+
+
+def check_schema(storage: Storage, schema: Schema, num_envs: int) -> None:
+    """Check that saved rows with this schema may replace the rows present, before `blank` is filled with them.
+
+    Raises:
+        CheckpointError: naming what differs.
+    """
+    mine = storage.schema
+    if mine is not None and (mine != schema or storage.num_envs != num_envs):
+        msg = (
+            f"the checkpoint holds {schema} in {num_envs} environment(s), the storage {mine} in {storage.num_envs}: "
+            "load into a buffer with the same schema"
+        )
+        raise CheckpointError(msg)
+
+
 def _require_known_tree(state: dict[str, Any] | None, storage: Storage) -> None:
     """Check that rows that are no TensorDicts are loaded into a storage that has had such rows, as in TorchRL.
 
@@ -287,6 +329,66 @@ def raise_unreadable(what: str, error: Exception) -> NoReturn:
     else:
         msg = f"this is not the state of {what} ({error!r:.300}): it is damaged, or of something else"
     raise CheckpointError(msg) from error
+
+
+class RowHooks:
+    """Hooks that convert rows on their way to a checkpoint and back: of a storage, or of a checkpointer.
+
+    Hooks are not saved: register them for each buffer. They are called in the order of registration, each with the
+    result of the one before, while the buffer holds its lock.
+    """
+
+    save_hooks: tuple[Callable[..., Any], ...] = ()
+    """Functions that convert rows for a checkpoint, in order."""
+    load_hooks: tuple[Callable[..., Any], ...] = ()
+    """Functions that convert rows of a checkpoint back, in order."""
+    no_hooks: tuple[type[OstinatoError], str] | None = None
+    """The error for a hook, and what the rows have that no hook converts; None where hooks convert them."""
+
+    def register_save_hook(self, hook: Callable[..., Any]) -> None:
+        """Register a hook that converts the rows in checkpoints (`dumps`); the storage keeps its rows.
+
+        Args:
+            hook: called as `hook(rows, path=None)` with the rows present (views `[rows]`, with `ndim=2`
+                `[steps, num_envs]`, of the kind in which they were written); returns a TensorDict or a dict of tensors
+                and plain values. If it has an attribute `shift`, that is set before to the step after the newest, and
+                `is_full` to True: no row is unwritten.
+
+        Raises:
+            KindError: if it is not callable, or the storage has no fields.
+            OptionError: if the storage has ragged fields.
+        """
+        self.save_hooks = (*self.save_hooks, check_hook(self, hook))
+
+    def register_load_hook(self, hook: Callable[..., Any]) -> None:
+        """Register a hook that converts rows saved with save hooks back when a checkpoint is loaded (`loads`).
+
+        Args:
+            hook: called as `hook(data, out=None)` with the result of the last save hook, or of the load hook before;
+                the last one returns the rows with their original fields.
+
+        Raises:
+            KindError: if it is not callable, or the storage has no fields.
+            OptionError: if the storage has ragged fields.
+        """
+        self.load_hooks = (*self.load_hooks, check_hook(self, hook))
+
+
+def check_hook(owner: RowHooks, hook: Any) -> Callable[..., Any]:
+    """Return a hook.
+
+    Raises:
+        KindError: if it is not callable.
+        OstinatoError: the one of `RowHooks.no_hooks`.
+    """
+    if owner.no_hooks is not None:
+        error, reason = owner.no_hooks
+        msg = f"{type(owner).__name__} has {reason}, got the hook {hook!r}"
+        raise error(msg)
+    if callable(hook) and not isinstance(hook, type):
+        return hook  # type: ignore[no-any-return]
+    msg = f"a hook is a callable, got {hook!r}: pass an object such as TED2Flat(), or a function"
+    raise KindError(msg)
 
 
 def hooks_of(storage: Storage, name: str, checkpointer: Any = None) -> tuple[Callable[..., Any], ...]:

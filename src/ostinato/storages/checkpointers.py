@@ -23,8 +23,7 @@ from ostinato.durable.ted import (
     write_h5,
 )
 from ostinato.errors import CheckpointError, CheckpointNotFoundError, KindError, UsageError
-from ostinato.storages.base import check_hook
-from ostinato.storages.checkpoint import convert_rows, load_states, load_storage, save_storage
+from ostinato.storages.checkpoint import RowHooks, check_hook, convert_rows, load_states, load_storage, save_storage
 from ostinato.storages.ensemble import StorageEnsemble
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ _COLUMN = "hooked 0: h5"
 """Name of the column with the bytes of an HDF5 file, as `convert_rows` names it."""
 
 
-class StorageCheckpointerBase:
+class StorageCheckpointerBase(RowHooks):
     """Base class of checkpointers, which save the rows of a storage and load them.
 
     A checkpointer has hooks that convert rows on their way to a checkpoint and back. `storage.checkpointer = ...`, or
@@ -57,28 +56,6 @@ class StorageCheckpointerBase:
     the storage itself run after those of the checkpointer. Rows are in a checkpoint directory of this library: it is
     complete or absent, has checksums, and restores the order of a full ring.
     """
-
-    def __init__(self) -> None:
-        self.save_hooks: list[Callable[..., Any]] = []
-        """Functions that convert rows for a checkpoint, in order."""
-        self.load_hooks: list[Callable[..., Any]] = []
-        """Functions that convert rows of a checkpoint back, in order."""
-
-    def register_save_hook(self, hook: Callable[..., Any]) -> None:
-        """Add a function that converts rows for a checkpoint; see `Storage.register_save_hook`.
-
-        Raises:
-            KindError: if it is not callable.
-        """
-        self.save_hooks.append(check_hook(hook))
-
-    def register_load_hook(self, hook: Callable[..., Any]) -> None:
-        """Add a function that converts rows of a checkpoint back; see `Storage.register_load_hook`.
-
-        Raises:
-            KindError: if it is not callable.
-        """
-        self.load_hooks.append(check_hook(hook))
 
     def dumps(self, storage: Any, path: str | Path, *, progress: ProgressOption = None) -> None:
         """Write the rows of a storage to a checkpoint directory; see `Storage.dumps`.
@@ -171,10 +148,9 @@ class FlatStorageCheckpointer(StorageCheckpointerBase):
     """
 
     def __init__(self, done_keys: Iterable[Key] | None = None, reward_keys: Iterable[Key] | None = None) -> None:
-        super().__init__()
         keys = _keys(done_keys, reward_keys)
-        self.save_hooks.append(TED2Flat(**keys))
-        self.load_hooks.append(Flat2TED(**keys))
+        self.save_hooks = (TED2Flat(**keys),)
+        self.load_hooks = (Flat2TED(**keys),)
 
 
 @final
@@ -187,10 +163,9 @@ class NestedStorageCheckpointer(StorageCheckpointerBase):
     """
 
     def __init__(self, done_keys: Iterable[Key] | None = None, reward_keys: Iterable[Key] | None = None) -> None:
-        super().__init__()
         keys = _keys(done_keys, reward_keys)
-        self.save_hooks.append(TED2Nested(**keys))
-        self.load_hooks.append(Nested2TED(**keys))
+        self.save_hooks = (TED2Nested(**keys),)
+        self.load_hooks = (Nested2TED(**keys),)
 
 
 @final
@@ -220,21 +195,22 @@ class H5StorageCheckpointer(StorageCheckpointerBase):
         shift_key: Key = "shift",
         is_full_key: Key = "is_full",
     ) -> None:
-        super().__init__()
         keys = {"shift_key": shift_key, "is_full_key": is_full_key, **_keys(done_keys, reward_keys)}
         self.checkpoint_file = checkpoint_file
         self.kwargs: dict[str, Any] = dict(h5_kwargs or {})
         """Arguments of h5py's `create_dataset`."""
-        self.save_hooks += [TED2Nested(**keys), H5Split(), partial(_to_h5, self.kwargs)]
-        self.load_hooks += [_from_h5, H5Combine(), Nested2TED(**keys)]
+        self.save_hooks = (TED2Nested(**keys), H5Split(), partial(_to_h5, self.kwargs))
+        self.load_hooks = (_from_h5, H5Combine(), Nested2TED(**keys))
 
     def register_save_hook(self, hook: Callable[..., Any]) -> None:
         """Add a hook before the file is made; it gets a TensorDict for each trajectory, see `H5Split`."""
-        self.save_hooks.insert(-1, check_hook(hook))
+        *before, to_file = self.save_hooks
+        self.save_hooks = (*before, check_hook(self, hook), to_file)
 
     def register_load_hook(self, hook: Callable[..., Any]) -> None:
         """Add a hook after the file is read; it returns a TensorDict for each trajectory, see `H5Split`."""
-        self.load_hooks.insert(1, check_hook(hook))
+        from_file, *after = self.load_hooks
+        self.load_hooks = (from_file, check_hook(self, hook), *after)
 
     def dumps(self, storage: Any, path: str | Path, *, progress: ProgressOption = None) -> None:
         """Write the rows of a storage to an HDF5 file, in place of an older one when it is complete.

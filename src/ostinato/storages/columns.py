@@ -369,9 +369,10 @@ class Fields:
         schema: of a row.
         kept: positions of the dense leaves, in the order of the table.
         dense: the table.
-        kinds: the kinds of the other fields, as `choose` returns them.
+        kinds: the kinds of the other tensor fields, as `choose` returns them.
         num_envs: rows of a step.
         memory: of the rows.
+        allow_pickle: of the storage, for fields of Python objects.
     """
 
     def __init__(
@@ -383,6 +384,7 @@ class Fields:
         *,
         num_envs: int,
         memory: Memory,
+        allow_pickle: bool,
     ) -> None:
         self.schema, self.kept, self.dense, self.memory = schema, kept, dense, memory
         self.capacity, self.num_envs, self.device = dense.capacity, num_envs, memory.device
@@ -393,7 +395,7 @@ class Fields:
         """Positions in the table of the dense fields."""
         self.kinds: list[StorageColumn] = []
         self._others: dict[int, StorageColumn] = {}
-        for kind, positions in kinds:
+        for kind, positions in [*kinds, *choose([ObjectColumn(allow_pickle=allow_pickle)], schema)]:
             made = kind.laid_out(self, positions)
             self.kinds.append(made)
             self._others |= dict.fromkeys(positions, made)

@@ -11,7 +11,7 @@ from ostinato.core.index import Group
 from ostinato.durable.progress import BYTES, Progress
 from ostinato.errors import KindError, UsageError
 from ostinato.storages.base import Storage
-from ostinato.storages.checkpoint import load_storages, restore_storages, save_storages
+from ostinato.storages.checkpoint import check_hook, load_storages, restore_storages, save_storages
 
 if TYPE_CHECKING:
     import os
@@ -147,7 +147,7 @@ class StorageEnsemble(Group[Storage]):
 
     def _register(self, when: str, hook: Callable[..., Any]) -> None:
         for storage in self.members:
-            storage.checked_hook(hook)
+            check_hook(storage, hook)
         for storage in self.members:
             getattr(storage, f"register_{when}_hook")(hook)
 

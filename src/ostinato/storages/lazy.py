@@ -15,12 +15,12 @@ from ostinato.core.kinds import require_tensordict, show_field, show_path
 from ostinato.core.rows import Schema
 from ostinato.durable import ArrayRecord, read_array, write_array
 from ostinato.durable.manifest import read_manifest, write_manifest
-from ostinato.durable.progress import begin, finish
+from ostinato.durable.progress import BYTES, Progress, begin, finish
 from ostinato.errors import CheckpointError, DirectoryInUseError, KindError, OptionError, SchemaError, UsageError
 from ostinato.storages.base import check_capacity, check_device, check_ndim
 from ostinato.storages.checkpoint import get_rows, put_rows
 from ostinato.storages.coded import check_budget, coded_kinds, rows_that_stay
-from ostinato.storages.columns import Saved, choose, dense_positions, named_kinds
+from ostinato.storages.columns import Fields, Saved, choose, dense_positions, named_kinds
 from ostinato.storages.memory import HeapMemory, MappedMemory, Memory
 from ostinato.storages.single_copy import next_kinds
 from ostinato.storages.table import Table, plan_layout
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ostinato.core.episodes.table import EpisodeTable
     from ostinato.core.records import Placement
     from ostinato.durable.codecs import AnyCodec
+    from ostinato.durable.progress import ProgressOption
     from ostinato.storages.base import Storage
     from ostinato.storages.coded import Evict
     from ostinato.storages.columns import StorageColumn
@@ -126,9 +127,7 @@ class LazyTensorStorage(TensorStorage):
         self.ndim = check_ndim(ndim)
         self.allow_pickle = allow_pickle
         self._set_kinds([*named_kinds(kinds), *next_kinds(single_copy), *coded_kinds(codec)])
-        self._budget = check_budget(max_bytes, evict, self._kinds, ndim=self.ndim)
-        self.budget = self._budget is not None
-        self.evicts_episodes = self._budget is not None and self._budget.episodes
+        self.budget = check_budget(max_bytes, evict, self._kinds, ndim=self.ndim)
         self.max_size = self.capacity = check_capacity(max_size)
         self._auto = device == "auto"
         self.device = torch.device("cpu") if self._auto else check_device(device)
@@ -214,7 +213,9 @@ class LazyTensorStorage(TensorStorage):
             leaves = [schema.leaves[i] for i in kept]
             layout = plan_layout(leaves, packed=packed, align=min([8, *(kind.align for kind, _ in kinds)]))
             dense = Table.allocate(schema, kept, capacity, memory, layout)
-        self._table = self._fields(schema, dense, kinds, kept, num_envs=num_envs, memory=memory)
+        self._table = Fields(
+            schema, kept, dense, kinds, num_envs=num_envs, memory=memory, allow_pickle=self.allow_pickle
+        )
         self.num_envs, self.capacity = num_envs, capacity
 
     def _check_first_rows(self, schema: Schema, batch: tuple[int, ...], num_envs: int) -> None:
@@ -247,10 +248,24 @@ class LazyTensorStorage(TensorStorage):
         self.load_state_dict(vars(self).pop("rows pickled"))
 
     def rows_that_stay(self, payload: Any, oldest: int, episodes: EpisodeTable | None) -> Tensor | None:
-        """Return the slots that stay when rows leave because of `max_bytes`; see `Storage.rows_that_stay`."""
-        if self._budget is None or self._table is None:
+        """Return the slots that stay when rows have to leave before a payload is written in ring order.
+
+        The buffer then calls `keep` with them.
+
+        Args:
+            payload: rows that were admitted.
+            oldest: slot of the oldest row present.
+            episodes: the episodes of the rows, if the buffer knows them.
+
+        Returns:
+            int64 `[n]`, the oldest row first; None if no row has to leave.
+
+        Raises:
+            StorageMemoryError: if there is no room for the payload.
+        """
+        if self.budget is None or self._table is None:
             return None
-        return rows_that_stay(self._budget, self._table, payload, self._at.rows, oldest, episodes)
+        return rows_that_stay(self.budget, self._table, payload, self._at.rows, oldest, episodes)
 
     def keep(self, slots: Tensor) -> None:
         """Move the rows at `slots` (int64 `[n]`) to the slots `[0, n)`, and remove all others."""
@@ -462,26 +477,31 @@ class LazyMemmapStorage(LazyTensorStorage):
     def _owns(self, path: str | Path) -> bool:
         return self._directory is not None and Path(path).absolute() == self._directory.absolute()
 
-    def _save(self, path: str | Path) -> None:
-        """Save the rows. To its own `scratch_dir`: `flush`, which copies nothing."""
-        if self._owns(path):
+    def dumps(self, path: str | Path, *, progress: ProgressOption = None) -> None:
+        """Save the rows; see `Storage.dumps`. To its own `scratch_dir`: `flush`, which copies nothing."""
+        if not self._owns(path):
+            super().dumps(path, progress=progress)
+            return
+        with Progress(progress, "save", unit=BYTES):
             self.flush()
-        else:
-            super()._save(path)
 
-    def _load(self, path: str | Path) -> None:
-        """Load rows. From its own `scratch_dir`: open what `flush` has written there.
+    def loads(self, path: str | Path, *, progress: ProgressOption = None) -> None:
+        """Load rows; see `Storage.loads`. From its own `scratch_dir`: open what `flush` has written there.
 
         Raises:
             UsageError: if the storage has written to its `scratch_dir` since `flush`.
         """
-        if self._directory is None or not self._owns(path):
-            super()._load(path)
+        if not self._owns(path):
+            super().loads(path, progress=progress)
         elif self._table is None:
-            self._reopen(self._directory)
+            with Progress(progress, "load", unit=BYTES):
+                self._reopen(Path(path))
         elif not self._flushed:
             msg = f"rows were written since the last flush() to {path}, and have replaced those that were saved there"
             raise UsageError(msg)
+
+    dump = save = dumps
+    load = loads
 
     def flush(self) -> None:
         """Write all rows to the disk, and a manifest with which `existsok=True` opens them again.

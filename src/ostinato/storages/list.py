@@ -19,7 +19,7 @@ from ostinato.durable.arrays import DTYPES, check_shape, dtype_name, host_view, 
 from ostinato.durable.codecs import ZlibCodec, find_codec, map_in_threads
 from ostinato.errors import CheckpointError, KeyMissingError, KindError, OptionError, SchemaError, SlotError
 from ostinato.storages.base import Storage, check_capacity, check_device
-from ostinato.storages.checkpoint import readable, require_form
+from ostinato.storages.checkpoint import readable, require_form, seam_of
 from ostinato.storages.columns import (
     counts_after,
     join_blobs,
@@ -94,14 +94,28 @@ class ListStorage(Storage):
         self.cursor = 0
 
     @property
-    def nbytes(self) -> int:
+    def nbytes(self) -> int:  # type: ignore[override]
         """Bytes of the tensors and arrays; the size of other objects is not known."""
         return sum(int(getattr(item, "nbytes", 0)) for item in self._items)
 
-    @property
-    def default_collate(self) -> Callable[[Any], Any]:
-        """Stack rows into a batch."""
-        return collate_rows
+    @staticmethod
+    def default_collate(rows: list[Any]) -> Any:
+        """Stack rows into a batch: TensorDicts, tensors, arrays, numbers, and trees of these.
+
+        TensorDicts of different fields or shapes become a `LazyStackedTensorDict`. Copy.
+
+        Raises:
+            KindError: if rows cannot be stacked; the message says what to do.
+        """
+        try:
+            return kinds.stack_rows(rows)
+        except (KindError, SchemaError) as error:
+            msg = (
+                f"rows of type {type(rows[0]).__name__} cannot be stacked into a batch ({error}): give the buffer a "
+                "collate_fn, such as collate_fn=list, which returns the list of rows; rows of different lengths that "
+                "are TensorDicts need none"
+            )
+            raise KindError(msg) from error
 
     def __len__(self) -> int:
         """Number of rows present."""
@@ -270,29 +284,10 @@ class ListStorage(Storage):
         """
         require_form(state, self)
         self.check_state(state)
-        items, seam = list(map(self._moved, state["items"])), self.seam(state)
+        items, seam = list(map(self._moved, state["items"])), seam_of(state, self)
         self._items = items[seam:] + items[:seam]
         grown = self.capacity != state["capacity"]
         self.cursor = (len(self._items) if grown else int(state["cursor"])) % self.capacity
-
-
-def collate_rows(rows: list[Any]) -> Any:
-    """Stack rows into a batch: TensorDicts, tensors, arrays, numbers, and trees of these.
-
-    TensorDicts of different fields or shapes become a `LazyStackedTensorDict`. Copy.
-
-    Raises:
-        KindError: if rows cannot be stacked; the message says what to do.
-    """
-    try:
-        return kinds.stack_rows(rows)
-    except (KindError, SchemaError) as error:
-        msg = (
-            f"rows of type {type(rows[0]).__name__} cannot be stacked into a batch ({error}): give the buffer a "
-            "collate_fn, such as collate_fn=list, which returns the list of rows; rows of different lengths that are "
-            "TensorDicts need none"
-        )
-        raise KindError(msg) from error
 
 
 @final
@@ -352,11 +347,6 @@ class LazyStackStorage(ListStorage):
         """Class, number of rows and layout."""
         return f"LazyStackStorage(rows={len(self)}, capacity={self.capacity}, layout={self.layout!r})"
 
-    @property
-    def default_collate(self) -> Callable[[Any], Any]:
-        """Stack rows into a batch."""
-        return self.stack
-
     def stack(self, rows: Any) -> Any:
         """Return a list of rows as one batch of the layout; a batch is returned as it is. Copy.
 
@@ -380,6 +370,8 @@ class LazyStackStorage(ListStorage):
                 "layout='lazy' takes any rows"
             )
             raise SchemaError(msg) from error
+
+    default_collate = stack
 
     def field_at(self, slots: Tensor, path: Path) -> Tensor | list[Any]:
         """Return one field of the rows at `slots`: a tensor if their shapes are equal, else a list.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeAlias, final
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, final
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from ostinato.storages.lazy import LazyTensorStorage
 from ostinato.storages.table import read_column
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping, Sequence
+    from collections.abc import Hashable, Mapping, Sequence
 
     from ostinato.core.records import Plan
     from ostinato.core.rows import Path, Schema
@@ -239,6 +239,7 @@ class RaggedTensorStorage(LazyTensorStorage):
 
     form = "ragged"
     mappable = False
+    no_hooks = OptionError, "ragged fields, and hooks convert dense ones: save without hooks"
 
     def __init__(
         self,
@@ -417,8 +418,8 @@ class RaggedTensorStorage(LazyTensorStorage):
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
-    def read_plan(self, plan: Plan, *, pin: bool = False) -> list[Tensor]:
-        """Return the fields of a plan's batch; see `LazyTensorStorage.read_plan`.
+    def read_plan(self, plan: Plan, *, pin: bool = False) -> Flat:
+        """Return the payload of a plan's batch; see `LazyTensorStorage.read_plan`.
 
         Raises:
             OptionError: if a unit stacks rows of a ragged field, or reads a dense field in its place.
@@ -449,7 +450,7 @@ class RaggedTensorStorage(LazyTensorStorage):
             leaves = [x.values() if x.is_nested else x[0] for x in leaves]
             objects, late = [x[0, ...] for x in objects], {path: value[0] for path, value in late.items()}
         elif self.layout == "lazy" and schema.kind == "tensordict":
-            return self._with_late(self._stack(flat, batch[0]), late)
+            return kinds.with_fields(self._stack(flat, batch[0]), late)
         elif self.layout == "lazy":
             leaves = [list(_rows_of(x)) if x.is_nested else x for x in leaves]  # type: ignore[misc]
         elif self.layout == "padded":
@@ -457,7 +458,7 @@ class RaggedTensorStorage(LazyTensorStorage):
                 leaves[i], masks["masks", *schema.leaves[i].path] = _padded(leaves[i])
         else:
             _share_offsets(leaves)
-        return kinds.with_fields(self._with_late(schema.build(leaves, batch, self.device, objects), late), masks)
+        return kinds.with_fields(schema.build(leaves, batch, self.device, objects), late | masks)
 
     def _stack(self, flat: Flat, rows: int) -> Any:
         """Return rows as a lazy stack of TensorDicts, whose fields are views of one batch."""
@@ -477,11 +478,6 @@ class RaggedTensorStorage(LazyTensorStorage):
         return list(_rows_of(found)) if one else found
 
     # -- state ---------------------------------------------------------------------------------------------------------
-
-    def checked_hook(self, hook: Callable[..., Any]) -> NoReturn:
-        """Raise: hooks convert dense fields."""
-        msg = f"hooks convert dense fields, and rows have ragged ones, got {hook!r}: save without hooks"
-        raise OptionError(msg)
 
     def _find_sources(self, state: dict[str, Any], schema: Schema) -> dict[str, Any]:
         names = sorted(schema.column_names[schema.find(path)] for path in self.ragged)

@@ -9,7 +9,7 @@ import os
 import struct
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, final
@@ -24,7 +24,7 @@ from ostinato.core.records import Request, Run
 from ostinato.core.rows import Schema
 from ostinato.core.shared_ring import SharedCounts, SharedRing
 from ostinato.errors import OptionError, SlotError, UsageError
-from ostinato.storages.base import Storage
+from ostinato.storages.base import Sharing, Storage
 from ostinato.storages.lazy import LazyMemmapStorage, LazyTensorStorage
 from ostinato.storages.memory import HeapMemory, MappedMemory
 
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from ostinato.core.records import Placement
     from ostinato.core.ring import Ring
     from ostinato.storages.columns import Fields
-    from ostinato.storages.table import RowArray
 
 _CPU = torch.device("cpu")
 _PAGE = mmap.ALLOCATIONGRANULARITY
@@ -154,12 +153,6 @@ class Segment:
         os.pwrite(self._fd, _LAYOUT.pack(offset, 0), 0)
         os.pwrite(self._fd, _LAYOUT.pack(offset, len(body)), 0)
 
-    def load_counts(self, counts: BufferCounts, loaded: BufferCounts) -> BufferCounts:
-        """Return the counts of all processes, which are those that were loaded from now on."""
-        known: Any = counts
-        known.load(loaded)
-        return counts
-
     def number_process(self) -> int:
         """Return 1, 2, ...: another number in each call of any process."""
         with self.alone():
@@ -219,6 +212,40 @@ _FREE_TRIES = 3
 
 
 @final
+class SharedMemory(Sharing):
+    """What the processes of a `SharedStorage` share beside the rows: the ring and the counts in its memory."""
+
+    def follow_ring(self, storage: Any, ring: Ring) -> Ring:
+        """Return the ring in shared memory, as soon as there is one."""
+        return storage.find_ring() or ring  # type: ignore[no-any-return]
+
+    def follow_counts(self, storage: Any, counts: Any) -> Any:
+        """Return the counts of all processes."""
+        return counts if isinstance(counts, SharedCounts) else SharedCounts(storage.find_ring, counts)
+
+    def load_counts(self, counts: Any, loaded: BufferCounts) -> BufferCounts:
+        """Return the counts of all processes, which are those that were loaded from now on."""
+        counts.load(loaded)
+        return counts  # type: ignore[no-any-return]
+
+    @contextmanager
+    def taking(self, storage: Any, filled: Storage) -> Iterator[None]:
+        """Return a context in which no other process writes, and there is memory for the rows.
+
+        Raises:
+            UsageError: while another process is writing.
+        """
+        if filled.schema is not None:
+            storage.lay_out(filled.schema)
+        ring = storage.find_ring()
+        with nullcontext() if ring is None else ring.lock:
+            if ring is not None and ring.writers:
+                msg = f"{ring.writers} writers are at work: load into a shared buffer while no process writes to it"
+                raise UsageError(msg)
+            yield
+
+
+@final
 class SharedStorage(LazyTensorStorage):
     """Rows in memory that processes share: the storage of `ReplayBuffer(shared=True)`.
 
@@ -243,9 +270,11 @@ class SharedStorage(LazyTensorStorage):
     rotates = False
     supports_conditional_update = False
     mappable = False
+    dense = None
+    """Writes of other processes are not reported to a save."""
     writes = 0
-    checked_hook, keep = Storage.checked_hook, Storage.keep
-    """They raise: rows are saved as they are, and each stays in its slot."""
+    sharing = SharedMemory()
+    no_hooks = Storage.no_hooks
 
     def __init__(self, inner: Storage, *, ranked: bool) -> None:
         require_sharing()
@@ -358,16 +387,6 @@ class SharedStorage(LazyTensorStorage):
         """Return the record of which slots hold rows; None before the first row."""
         return self._ring if self._find() else None
 
-    def follow_ring(self, ring: Ring) -> Ring:
-        """Return the ring in shared memory, as soon as there is one."""
-        return self.find_ring() or ring  # type: ignore[return-value]
-
-    def follow_counts(self, counts: BufferCounts) -> BufferCounts:
-        """Return the counts of all processes."""
-        known: Any = counts
-        shared: Any = known if isinstance(known, SharedCounts) else SharedCounts(self.find_ring, known)
-        return shared  # type: ignore[no-any-return]
-
     def number_process(self) -> int:
         """Return a number, from 1, that no other call in any process returns."""
         return self._segment.number_process()
@@ -462,10 +481,6 @@ class SharedStorage(LazyTensorStorage):
         payload = self.gather(slots)
         return payload if bool((self.ring.generations(slots) == before).all()) else None
 
-    def row_arrays(self) -> list[RowArray]:
-        """Return nothing: writes of other processes are not reported to a save."""
-        return []
-
     def state_dict(self) -> dict[str, Any]:
         """Return the state of a `LazyTensorStorage` with the complete rows, while no process writes. Copy."""
         state, schema = self.state_header(), self.schema
@@ -480,26 +495,6 @@ class SharedStorage(LazyTensorStorage):
     def blank(self) -> LazyTensorStorage:
         """Return a storage without rows in memory of this process."""
         return self._options.in_memory()
-
-    @contextmanager
-    def taking(self, filled: Storage) -> Iterator[None]:
-        """Return a context in which no other process writes, and there is memory for the rows.
-
-        Raises:
-            UsageError: while another process is writing.
-        """
-        if filled.schema is not None:
-            self.lay_out(filled.schema)
-        if not self._find():
-            yield
-            return
-        with self.ring.lock:
-            if self.ring.writers:
-                msg = (
-                    f"{self.ring.writers} writers are at work: load into a shared buffer while no process writes to it"
-                )
-                raise UsageError(msg)
-            yield
 
     def take(self, filled: Storage) -> None:
         """Copy rows to the shared memory, in place of those there."""

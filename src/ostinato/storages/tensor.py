@@ -17,16 +17,21 @@ from ostinato.core.records import Picks, Request, Run
 from ostinato.core.rows import Flat, Schema, describe
 from ostinato.durable.arrays import values_of
 from ostinato.errors import CapacityError, CheckpointError, KindError, OptionError, SchemaError, StackError, UsageError
-from ostinato.storages.base import Storage, check_capacity, check_device, check_hook, check_ndim
-from ostinato.storages.checkpoint import UNREADABLE, raise_unreadable, require_form
+from ostinato.storages.base import Storage, check_capacity, check_device, check_ndim
+from ostinato.storages.checkpoint import (
+    UNREADABLE,
+    capacity_for,
+    check_schema,
+    raise_unreadable,
+    require_form,
+    seam_of,
+)
 from ostinato.storages.coded import find_coded
 from ostinato.storages.columns import (
     Fields,
-    ObjectColumn,
     StorageColumn,
     check_column,
     check_objects,
-    choose,
     counts_after,
     own_values,
     pack_objects,
@@ -42,9 +47,6 @@ if TYPE_CHECKING:
 
     from ostinato.core.records import Placement, Plan
     from ostinato.core.rows import Path
-    from ostinato.storages.columns import Choice
-    from ostinato.storages.memory import Memory
-    from ostinato.storages.table import RowArray
 
 __all__ = ["TensorStorage", "raise_mapped_ring"]
 
@@ -95,12 +97,11 @@ class TensorStorage(Storage):
     form = "tensors"
     supports_conditional_update = True
     rotates = True
+    no_hooks = None
     capacity: int = 0
     """Maximum number of rows; with `ndim=2`, rounded up to whole steps of all environments."""
     max_size: int = 0
     """The requested capacity."""
-    num_envs: int = 1
-    """Number of environments: the second batch dimension with `ndim=2`, else 1."""
     _kinds: Sequence[StorageColumn] = ()
     """Kinds of column that options give fields, before there are rows."""
     _table: Fields | None = None
@@ -152,21 +153,12 @@ class TensorStorage(Storage):
         self._at: StoredRows = make_counts(StoredRows)
         self._at.rows = rows
         memory = HeapMemory(self.device)
-        self._table = self._fields(schema, dense, [], range(len(schema.leaves)), num_envs=self.num_envs, memory=memory)
+        kept = range(len(schema.leaves))
+        self._table = Fields(
+            schema, kept, dense, [], num_envs=self.num_envs, memory=memory, allow_pickle=self.allow_pickle
+        )
         for kind, objects in zip(self._table.kinds, self._table.prepare(flat, rows, None), strict=True):
             kind.write(Run(0, rows, rows), objects)
-
-    def _fields(
-        self, schema: Schema, dense: Table, kinds: list[Choice], kept: Sequence[int], *, num_envs: int, memory: Memory
-    ) -> Fields:
-        """Return the fields of rows: dense ones, those of other kinds, and Python objects."""
-        objects = choose([ObjectColumn(allow_pickle=self.allow_pickle)], schema)
-        return Fields(schema, kept, dense, [*kinds, *objects], num_envs=num_envs, memory=memory)
-
-    @property
-    def shape(self) -> torch.Size:
-        """Shape of the rows present: `(rows,)`, or `(steps, num_envs)` with `ndim=2`."""
-        return torch.Size((self._at.rows,) if self.ndim == 1 else (self._at.rows // self.num_envs, self.num_envs))
 
     def flatten(self) -> Storage:
         """Return a storage of the rows present with `ndim=1`: this storage, or with `ndim=2` one on the same memory.
@@ -189,7 +181,7 @@ class TensorStorage(Storage):
         return TensorStorage(data, allow_pickle=self.allow_pickle)
 
     @property
-    def schema(self) -> Schema | None:
+    def schema(self) -> Schema | None:  # type: ignore[override]
         """Schema of a row; None before the first."""
         return None if self._table is None else self._table.schema
 
@@ -209,7 +201,7 @@ class TensorStorage(Storage):
         return found | {path: late.columns[0] for path, late in table.late.fields.items()}
 
     @property
-    def nbytes(self) -> int:
+    def nbytes(self) -> int:  # type: ignore[override]
         """Bytes of the whole capacity without those of Python objects; 0 before the first row."""
         return 0 if self._table is None else self._table.nbytes
 
@@ -237,12 +229,13 @@ class TensorStorage(Storage):
         at.plain = table is not None and table.plain and not (self.budget or self._flushed)
         return (table.dense, at) if table is not None and at.plain else None
 
-    def shares_memory(self, tensor: Tensor) -> bool:
-        """Whether a tensor shares memory with stored rows."""
-        return self._table is not None and self._table.dense.shares_memory(tensor)
+    @property
+    def dense(self) -> Table | None:  # type: ignore[override]
+        """Packed rows and fields as they lie in memory; None before the first row."""
+        return None if self._table is None else self._table.dense
 
     @property
-    def laid_out(self) -> bool:
+    def laid_out(self) -> bool:  # type: ignore[override]
         """Whether the schema is known."""
         return self._table is not None
 
@@ -273,7 +266,7 @@ class TensorStorage(Storage):
         schema, flat = self._flattened(data, None, lead, edit=False)
         rows = math.prod(flat.batch)
         if self.ndim > 1:
-            self._check_envs(flat.batch, single=single)
+            _check_envs(flat.batch, None if table is None else self.num_envs, single=single)
         if rows == 0:
             return _NO_ROWS, 0
         if flat.addresses is not None and 0 in flat.addresses:
@@ -283,7 +276,7 @@ class TensorStorage(Storage):
     def _flattened(self, data: Any, batch: tuple[int, ...] | None, lead: int, *, edit: bool) -> tuple[Schema, Flat]:
         """Return the schema of rows, and the rows, checked; an edit may bring new fields."""
         if lead and type(data) is list:
-            data = self._stacked(data)
+            data = _stacked(data, None if self._table is None else self._table.schema)
         table, late = self._table, None
         schema = describe(data, lead) if table is None else table.schema
         if table is not None and (edit or table.late.fields):
@@ -307,31 +300,6 @@ class TensorStorage(Storage):
             if fresh:
                 self.forget_form()
             raise
-
-    def _check_envs(self, batch: tuple[int, ...], *, single: bool) -> None:
-        """Check the number of environments in rows with these leading dimensions, a single step if `single`."""
-        if self._table is not None and batch[-1] != self.num_envs:
-            msg = (
-                f"rows must have {self.num_envs} environments, as the first ones had, got batch size {list(batch)} "
-                "(steps, environments): extend() takes [environments, time], with dim_extend=0 [time, environments]"
-            )
-            raise SchemaError(msg)
-        if single and batch[-1] == 0:
-            msg = f"a step must have at least one environment, got batch size {list(batch)}"
-            raise SchemaError(msg)
-
-    def _stacked(self, rows: list[Any]) -> Any:
-        try:
-            if self._table is None:
-                return kinds.stack(rows, table=True)
-            schema = self._table.schema
-            return kinds.stack(rows, schema.fit, objects={leaf.path for leaf in schema.objects}, table=True)
-        except (SchemaError, KindError) as error:
-            msg = (
-                f"Stacking the elements of the list resulted in an error: {error}. A list at the root is one item for "
-                "each row; a tuple is one pytree of batches"
-            )
-            raise StackError(msg) from error
 
     def _lay_out(
         self, schema: Schema, batch: tuple[int, ...], device: torch.device, mapped: Mapping[int, Any] | None = None
@@ -405,20 +373,17 @@ class TensorStorage(Storage):
         """
         return (self._table or self._require()).fetch(requests, pin=pin)
 
-    def read_plan(self, plan: Plan, *, pin: bool = False) -> list[Tensor]:
-        """Return the fields of a plan's batch: one native call where that is possible."""
-        table = self._table
-        found = read_windows(table.dense, plan) if table is not None and table.views and not pin else None
-        return super().read_plan(plan, pin=pin) if found is None else found
+    def read_plan(self, plan: Plan, *, pin: bool = False) -> Flat:
+        """Return the payload of a plan's batch, whose leaves are read in one native call where that is possible.
 
-    def assemble(self, leaves: list[Tensor], records: Tensor, elsewhere: Mapping[Path, Tensor] | None = None) -> Flat:
-        """Return the payload of a batch whose leaves were fetched; late fields are those of the rows `records`.
-
-        Fields of Python objects are those of `records`, too, except for those that `elsewhere` has other slots for
-        (int64 `[R]`).
+        Fields of Python objects, and those that were added later, are those of the records, except for objects that
+        the plan reads elsewhere.
         """
-        table = self._table or self._require()
-        objects, late = table.objects(records, elsewhere), table.late.get(records, sampled=True)
+        table, records = self._table or self._require(), plan.records
+        leaves = read_windows(table.dense, plan) if table.views and not pin else None
+        if leaves is None:
+            leaves = plan.fold(table.fetch(plan.requests(), pin=pin))
+        objects, late = table.objects(records, plan.elsewhere), table.late.get(records, sampled=True)
         return Flat(leaves, (records.shape[0],), None, objects, late)
 
     def present(self, payload: Flat, batch: tuple[int, ...]) -> Any:
@@ -430,14 +395,7 @@ class TensorStorage(Storage):
             objects = [x.reshape((*batch, *leaf.shape)) for x, leaf in zip(objects, schema.objects, strict=True)]
             late = {path: value.reshape((*batch, *value.shape[1:])) for path, value in late.items()}
         rows = schema.build(leaves, batch, self.device, objects)
-        return self._with_late(rows, late) if late else rows
-
-    @staticmethod
-    def _with_late(data: Any, late: dict[Path, Tensor]) -> Any:
-        """Set late fields in nested rows."""
-        for path, value in late.items():
-            data[path[0]] = value
-        return data
+        return kinds.with_fields(rows, late) if late else rows
 
     def show_payload(self, payload: Flat) -> dict[str, Any]:
         """Return gathered rows as plain values and tensors; ragged leaves are values and lengths. Nothing is copied.
@@ -531,10 +489,6 @@ class TensorStorage(Storage):
         """Record that a view is returned; tables with fields that are not dense return copies."""
         self.exposed = self.exposed or (self._table is not None and self._table.views)
 
-    def row_arrays(self) -> list[RowArray]:
-        """Return packed rows and fields as they lie in memory. Views."""
-        return [] if self._table is None else self._table.dense.row_arrays()
-
     # -- edits ---------------------------------------------------------------------------------------------------------
 
     def check_new_fields(self, index: Any, slots: Tensor, data: Any) -> None:
@@ -610,10 +564,6 @@ class TensorStorage(Storage):
 
     # -- state ---------------------------------------------------------------------------------------------------------
 
-    def checked_hook(self, hook: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a hook; see `Storage.checked_hook`."""
-        return check_hook(hook)
-
     def state_header(self) -> dict[str, Any]:
         """Return a state without columns."""
         return {
@@ -645,16 +595,6 @@ class TensorStorage(Storage):
         if state["schema"] is not None:
             self.open_state(state)
 
-    def check_schema(self, schema: Schema, num_envs: int) -> None:
-        """Check that saved rows have the schema of the rows present; see `Storage.check_schema`."""
-        mine = self.schema
-        if mine is not None and (mine != schema or self.num_envs != num_envs):
-            msg = (
-                f"the checkpoint holds {schema} in {num_envs} environment(s), the storage {mine} in {self.num_envs}: "
-                "load into a buffer with the same schema"
-            )
-            raise CheckpointError(msg)
-
     def open_state(self, state: dict[str, Any]) -> tuple[Schema, dict[str, Any], dict[int, Any]]:
         """Check a state.
 
@@ -667,8 +607,8 @@ class TensorStorage(Storage):
         try:
             num_envs = max(1, int(state["lanes"]))
             schema = Schema.from_json(state["schema"], known=self.schema)
-            _check_counts(state, self.ndim, self.capacity_for(num_envs))
-            self.check_schema(schema, num_envs)
+            _check_counts(state, self.ndim, capacity_for(self, num_envs))
+            check_schema(self, schema, num_envs)
             state = {**state, "columns": dict(state["columns"]), "objects": check_objects(schema, state)}
             found, rows = self._find_sources(state, schema), int(state["rows"])
             for name, leaf in zip(schema.column_names, schema.leaves, strict=True):
@@ -684,10 +624,6 @@ class TensorStorage(Storage):
         sources = columns | find_coded(state, schema, self._kinds)
         return sources | find_nexts(state, schema, sources)
 
-    def capacity_for(self, num_envs: int) -> int:
-        """Return the capacity with rows of `num_envs` environments."""
-        return self.capacity if self._table is not None else -(-self.max_size // num_envs) * num_envs
-
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Copy rows in, and allocate the memory if that was not done.
 
@@ -700,7 +636,7 @@ class TensorStorage(Storage):
         if state["schema"] is None:
             self.clear()
             return
-        seam, mapped, laid_out = self.seam(state), bool(state.get("mapped")), self.laid_out
+        seam, mapped, laid_out = seam_of(state, self), bool(state.get("mapped")), self.laid_out
         schema, state, sources = self.open_state(state)
         rows, num_envs = int(state["rows"]), max(1, int(state["lanes"]))
         if mapped or self._table is None:
@@ -718,6 +654,41 @@ class TensorStorage(Storage):
             self.exposed = False  # views that were returned are of other memory
         cursor = int(state["cursor"]) if table.capacity == state["capacity"] else rows
         self._at.rows, self._at.cursor = rows, cursor % table.capacity
+
+
+def _stacked(rows: list[Any], schema: Schema | None) -> Any:
+    """Return a list of rows as one batch.
+
+    Raises:
+        StackError: if they cannot be stacked.
+    """
+    try:
+        if schema is None:
+            return kinds.stack(rows, table=True)
+        return kinds.stack(rows, schema.fit, objects={leaf.path for leaf in schema.objects}, table=True)
+    except (SchemaError, KindError) as error:
+        msg = (
+            f"Stacking the elements of the list resulted in an error: {error}. A list at the root is one item for "
+            "each row; a tuple is one pytree of batches"
+        )
+        raise StackError(msg) from error
+
+
+def _check_envs(batch: tuple[int, ...], num_envs: int | None, *, single: bool) -> None:
+    """Check the number of environments in rows with these leading dimensions, a single step if `single`.
+
+    Raises:
+        SchemaError: if it is not that of the rows present (None before the first), or 0 in a step.
+    """
+    if num_envs is not None and batch[-1] != num_envs:
+        msg = (
+            f"rows must have {num_envs} environments, as the first ones had, got batch size {list(batch)} "
+            "(steps, environments): extend() takes [environments, time], with dim_extend=0 [time, environments]"
+        )
+        raise SchemaError(msg)
+    if single and batch[-1] == 0:
+        msg = f"a step must have at least one environment, got batch size {list(batch)}"
+        raise SchemaError(msg)
 
 
 def _require_memory(schema: Schema, flat: Flat, device: torch.device) -> None:

@@ -183,7 +183,7 @@ def test_damaged_windows_of_queued_draws_are_refused() -> None:
 CASES: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[Any], object]]] = {
     "priorities": (
         lambda: {"sampler": PrioritizedSampler(16, 0.6, 0.4)},
-        lambda rb: rb.sampler._raw.__setitem__(3, -1.0),
+        lambda rb: rb.sampler.column.raw.__setitem__(3, -1.0),
     ),
     "cursor": (dict, lambda rb: setattr(rb._engine.ring.counts, "cursor", 99)),
     "reservoir": (lambda: {"writer": ReservoirWriter()}, lambda rb: setattr(rb.writer, "_offered", -5)),

@@ -139,12 +139,12 @@ def test_damaged_state_is_refused_and_changes_nothing() -> None:
 @pytest.mark.parametrize("bad", [(0, -1.0), (0, math.nan), (0, math.inf), (99, 1.0), (-5, 1.0)])
 def test_bad_values_on_a_device_have_no_effect_and_are_told_later(bad: tuple[int, float]) -> None:
     sampler, view = PrioritizedSampler(8, 1.0, 0.4, 0.0), make_view(4, 8)
-    tree = sampler._tree_for(view)
+    sampler.begin(view)
     slots, given = torch.tensor([bad[0], 2]), torch.tensor([bad[1], 0.5], dtype=torch.float64)
-    sampler._set_on_device(tree, slots, given, torch.tensor([False, True]), 4)
+    sampler.column.set_on_device(slots, given, torch.tensor([False, True]), 4)
     sampler.raise_deferred()
-    sampler._set_on_device(tree, slots, given, None, 4)
-    assert sampler._contents()[0].tolist() == [1.0, 1.0, 0.5, 1.0]
+    sampler.column.set_on_device(slots, given, None, 4)
+    assert sampler.priorities.tolist() == [1.0, 1.0, 0.5, 1.0]
     assert sampler.default_priority == 0.5
     with pytest.raises(PriorityError, match="had no effect"):
         sampler.raise_deferred()

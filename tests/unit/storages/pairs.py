@@ -209,7 +209,7 @@ class Pair:
             lambda rb: rb[self.index(some)],
             lambda rb: rb.storage.present(rb.storage.gather(slots), (4,)),
             lambda rb: rb.storage["next", "obs"],
-            lambda rb: dict(enumerate(rb.storage.read_plan(plan))),
+            lambda rb: dict(enumerate(rb.storage.read_plan(plan).leaves)),
             lambda rb: rb.sample(),
         ]
         for read in reads:

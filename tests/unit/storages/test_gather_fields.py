@@ -32,7 +32,7 @@ def test_rows_of_two_fields_must_be_alike() -> None:
     storage, slots = stored(), torch.tensor([1, 2])
     plan = Plan(storage.schema, slots, slots)  # type: ignore[arg-type]
     chosen = Column(Request(0, slots), other=1, pick=torch.tensor([True, False]))
-    assert storage.read_plan(plan.with_columns({0: chosen}))[0].tolist() == [[1.0] * 3, [0.0] * 3]
+    assert storage.read_plan(plan.with_columns({0: chosen})).leaves[0].tolist() == [[1.0] * 3, [0.0] * 3]
     with pytest.raises(SchemaError, match="one dtype and shape"):
         storage.read_plan(plan.with_columns({0: chosen._replace(other=2)}))
 

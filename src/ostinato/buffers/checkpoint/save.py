@@ -129,9 +129,15 @@ def checker(engine: Reader) -> Callable[[dict[str, Any]], None]:
     return check
 
 
+def _arrays(engine: Reader) -> Sequence[RowArray]:
+    """Return the memory of rows that is copied piece by piece."""
+    dense = engine.storage.dense
+    return () if dense is None else dense.row_arrays()
+
+
 def _row_bytes(engine: Reader) -> int:
     rows = len(engine.storage)
-    return sum(array.row_bytes * rows for array in engine.storage.row_arrays())
+    return sum(array.row_bytes * rows for array in _arrays(engine))
 
 
 def _begin(
@@ -194,7 +200,7 @@ def _put_rows(
     saved, rows, done = state["storage"]["state"], len(engine.storage), set()
     if saved.get("columns") is not None and "hooked" not in saved:
         changed = _changed(engine, lineage)
-        for array in engine.storage.row_arrays():
+        for array in _arrays(engine):
             shape = (rows, *array.data.shape[1:])
             columns = [(f"{prefix}{m.name}", m.offset, m.dtype, (rows, *m.shape)) for m in array.members]
             file = writer.begin_rows(f"{prefix}{array.name}", dtype_name(array.data.dtype), shape, changed, columns)

@@ -21,6 +21,7 @@ from ostinato.errors import CheckpointError, OptionError, SavedOverError
 from ostinato.samplers.base import moved
 from ostinato.storages.checkpoint import (
     UNREADABLE,
+    check_schema,
     clear_filled,
     get_rows,
     hooks_of,
@@ -28,6 +29,7 @@ from ostinato.storages.checkpoint import (
     readable,
     require_form,
     restore_rows,
+    seam_of,
 )
 from ostinato.storages.tensor import raise_mapped_ring
 
@@ -407,7 +409,7 @@ def read_draw(state: dict[str, Any], buffer: dict[str, Any], engine: Reader) -> 
         CheckpointError: if it does not fit.
     """
     rows, storage, device = saved_rows(buffer), buffer["storage"]["state"], engine.storage.device
-    schema, seam = storage.get("schema"), engine.storage.seam(storage)
+    schema, seam = storage.get("schema"), seam_of(storage, engine.storage)
     if seam:  # the row in slot `seam` will be in slot 0
         turned = {"plan": Plan.turn_state(state["plan"], seam, rows)} if "plan" in state else {}
         state = {**state, "slots": (state["slots"] - seam).remainder_(rows), **turned}
@@ -541,7 +543,7 @@ def load_saved(
 
 def _to_map(saved: dict[str, Any], storage: Storage, _: str) -> dict[str, Any]:
     with readable("this storage"):
-        seam = storage.seam(saved)
+        seam = seam_of(saved, storage)
     if seam:
         raise_mapped_ring(saved, seam, storage.capacity)
     return {**saved, "mapped": True}
@@ -651,7 +653,8 @@ def load_engine_states(
 
 def _take(stack: ExitStack, loads: Sequence[_Load]) -> None:
     for load in loads:
-        stack.enter_context(load.engine.storage.taking(load.made.storage))
+        storage = load.engine.storage
+        stack.enter_context(storage.sharing.taking(storage, load.made.storage))
 
 
 @final
@@ -676,7 +679,7 @@ class _Load:
         self._saved = saved = self.state["storage"]["state"]
         if store is None and saved.get("schema") is not None:
             with readable("this storage"):
-                engine.store.source.storage.check_schema(saved["schema"], max(1, int(saved["lanes"])))
+                check_schema(engine.storage, saved["schema"], max(1, int(saved["lanes"])))
         with readable("a replay buffer"):
             self.chain = transform, self.state["transforms"]
         self.made = engine.without_rows(store)
@@ -692,7 +695,7 @@ class _Load:
         made, state, part = self.made, self.state, "this storage"
         sampler, order = state["sampler"]["state"], None
         try:
-            seam = self._storage.seam(self._saved)
+            seam = seam_of(self._saved, self._storage)
             if seam:
                 self._check_turn()
                 order = torch.arange(saved_rows(state), device="cpu").roll(-seam)
@@ -742,7 +745,7 @@ class _Load:
         """Take over episodes, queued draws and counts."""
         made, state = self.made, self.state
         if made.tracker is not None:
-            turned = self._storage.seam(self._saved)
+            turned = seam_of(self._saved, self._storage)
             made.tracker.load_state_dict(self._storage, None if turned else state.get("episodes"))
         made.begin_sampler()
         for draw in made.resumed([_of(made, draw) for draw in self._pending]):
@@ -763,7 +766,7 @@ class _Load:
             for name in _EXCHANGED:
                 setattr(store, name, getattr(made.store, name))
             store.source.storage.take(self._storage)
-            store.counts = made.counts = store.storage.load_counts(store.counts, made.counts)
+            store.counts = made.counts = store.storage.sharing.load_counts(store.counts, made.counts)
             vars(store.writer).update(vars(made.writer))
             store.writer.follow(store.generations_of)
             store.storage_followed()
@@ -772,7 +775,7 @@ class _Load:
         vars(engine.sampler).update(vars(made.sampler))
         engine.counts, engine.tracker, engine.gates = made.counts, made.tracker, made.gates
         engine.follow()
-        if store.storage.follow_ring(store.ring) is not store.ring:
+        if store.storage.sharing.follow_ring(store.storage, store.ring) is not store.ring:
             store.settle()
             store.follow_processes()
         if engine.queue is not None:
