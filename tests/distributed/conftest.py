@@ -32,7 +32,7 @@ from ostinato.buffers.portion import reseed
 from ostinato.distributed.rate_limits import RateLimits
 from ostinato.transforms import Compose
 
-from .handles import LONG_S, handle_of, until
+from .handles import LONG_S, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -114,7 +114,7 @@ def remote(actor: RayReplayBuffer) -> Iterator[Callable[..., RayReplayBuffer]]:
         actor.empty()
         actor.apply(_begin_anew, limiter, transform)
         actor._client.describe()  # handles know whether calls wait
-        handles.append(handle_of(actor, prefetch=prefetch))
+        handles.append(actor._handle(prefetch=prefetch))
         return handles[-1]
 
     yield make

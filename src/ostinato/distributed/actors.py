@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from ostinato._optional import require
 from ostinato.buffers import ReplayBuffer, ReplayBufferEnsemble, TensorDictReplayBuffer
+from ostinato.buffers.options import own
 from ostinato.buffers.pipeline import END, Pass
 from ostinato.buffers.portion import (
     Portion,
@@ -23,7 +24,7 @@ from ostinato.buffers.portion import (
     check_update,
     describe_updates,
     drawn,
-    read_own,
+    lock_of,
     reseed,
     save_counted,
     update_stored,
@@ -32,7 +33,7 @@ from ostinato.buffers.portion import (
 from ostinato.distributed.checkpoints import CheckedCheckpoint, begin_saving, check_era, read_fleet, write_fleet
 from ostinato.distributed.deadlines import CALL_TIMEOUT_S, POLL_S
 from ostinato.distributed.fleet_schema import FleetSchemaClient, OwnSchema, ShardSchema, dump_schema, show_schema
-from ostinato.distributed.ray_client import CLOSED, RETRY, Closed, Retry, ray, where
+from ostinato.distributed.ray_client import CLOSED, ITSELF, RETRY, Closed, Retry, ray, where
 from ostinato.distributed.save_failures import SaveLog
 from ostinato.distributed.serialization import Serialized, decode, encode, encode_small, from_arguments
 from ostinato.durable.manifest import MANIFEST_NAME
@@ -197,14 +198,18 @@ def _describe(buffer: ReplayBuffer) -> dict[str, Any]:
 
 # -- calls ------------------------------------------------------------------------------------------------------------
 
+_READS = frozenset({"__getitem__", "read_all_in_order"})
+"""Methods of buffers that may return views of rows."""
+
 
 def _call(buffer: ReplayBuffer, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call a method of the buffer, or read a property; None if the result is the buffer itself."""
-    if name == "__getitem__":
-        return read_own(buffer, *args)
-    found = getattr(buffer, name)
-    result = found(*args, **kwargs) if callable(found) else found
-    return None if result is buffer else result
+    """Call a method of the buffer, or read a property; `ITSELF` if the result is the buffer. Rows are copied."""
+    with lock_of(buffer) if name in _READS else contextlib.nullcontext():  # no row changes while it is copied
+        found = getattr(buffer, name)
+        result = found(*args, **kwargs) if callable(found) else found
+        if name in _READS:
+            result = own(result)
+    return ITSELF if result is buffer else result
 
 
 def poll_once(

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ostinato.buffers.updates import ConditionalUpdateResult, join_results, part_of, read_generations, rows_by_owner
+from ostinato.buffers.updates import (
+    ConditionalUpdateResult,
+    join_results,
+    part_of,
+    read_generations,
+    rows_by_owner,
+    rows_of_sample,
+)
 from ostinato.core import kinds
 from ostinato.core.index import read_integers
 from ostinato.distributed.routing import split_index
@@ -41,10 +48,10 @@ class _Rows(NamedTuple):
 def update_shards(
     shards: ShardClient,
     info: ShardInfo,
-    index: Any,
-    generation: Any,
-    patch: Any,
     *,
+    index: Any,
+    generation: Any = None,
+    patch: Any = None,
     version: Any = None,
     priority: Any = None,
     **options: Any,
@@ -73,6 +80,10 @@ def update_shards(
 
 
 def _find_rows(index: Any, generation: Any, shards: int, info: ShardInfo) -> _Rows:
+    index, generation = rows_of_sample(index, generation)
+    if generation is None:
+        msg = "update_if_present() needs generations: pass index_generation as well, or a sample that has them"
+        raise OptionError(msg)
     where = read_integers("index", index).to("cpu", torch.int64)
     flat = where.reshape(-1)
     generations = read_generations(generation, flat, OptionError)

@@ -103,7 +103,7 @@ def parse_batch_update(shards: ShardInfo, data: Any) -> PriorityUpdate | None:
 def _has_priorities(shards: ShardInfo) -> bool:
     if not shards.prioritized:
         msg = "update_priority() has no effect: the shards' sampler has no priorities; use PrioritizedSampler"
-        warnings.warn(msg, UserWarning, stacklevel=4)
+        warnings.warn(msg, UserWarning, stacklevel=6)
     return shards.prioritized
 
 
