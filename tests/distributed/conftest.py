@@ -23,6 +23,7 @@ from ostinato import (
     PrioritizedSampler,
     QueueSampler,
     RandomSampler,
+    RateLimiter,
     RayReplayBuffer,
     RoundRobinWriter,
     ShardedReplayBuffer,
@@ -36,8 +37,6 @@ from .handles import LONG_S, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    from ostinato import RateLimiter
 
 NO_CPU = {"num_cpus": 0}
 
@@ -203,4 +202,4 @@ def _renew(buffer: Any, capacity: int, sampler: Any) -> None:
 
 
 def _set_limiter(actor: Any, limiter: RateLimiter | None) -> None:
-    actor._limits = None if limiter is None else RateLimits(limiter, actor._fleet.shards)
+    RateLimits.__init__(actor, limiter or RateLimiter(), actor._fleet.shards)

@@ -32,7 +32,7 @@ from ostinato.buffers.portion import (
 )
 from ostinato.distributed.checkpoints import CheckedCheckpoint, begin_saving, check_era, read_fleet, write_fleet
 from ostinato.distributed.deadlines import CALL_TIMEOUT_S, POLL_S
-from ostinato.distributed.fleet_schema import FleetSchemaClient, OwnSchema, ShardSchema, dump_schema, show_schema
+from ostinato.distributed.fleet_schema import FleetSchemaClient, ShardSchema, dump_schema, show_schema
 from ostinato.distributed.ray_client import CLOSED, ITSELF, RETRY, Closed, Retry, ray, where
 from ostinato.distributed.save_failures import SaveLog
 from ostinato.distributed.serialization import Serialized, decode, encode, encode_small, from_arguments
@@ -135,15 +135,15 @@ class ShardSpec(NamedTuple):
     path: str | None
     every_s: float | None
     resume: bool
-    shard: int = 0
+    shard: int
     """Its number."""
-    shards: int = 1
+    shards: int
     """Number of shards of the fleet."""
-    fleet: tuple[str, str] | None = None
-    """Name and namespace of the `FleetActor`, by which a restarted shard finds it; None for a shard on its own."""
-    max_save_failures: int | None = None
-    """Periodic checkpoints that may fail in a row before writes raise; None for no bound."""
-    limited: bool = False
+    fleet: tuple[str, str]
+    """Name and namespace of the `FleetActor`, by which a restarted shard finds it."""
+    max_save_failures: int
+    """Periodic checkpoints that may fail in a row before writes raise."""
+    limited: bool
     """Whether the fleet has a rate limiter, whose counts are saved."""
 
 
@@ -556,7 +556,7 @@ class ShardActor:
         begin_era(buffer, era)
         if restarted:
             reseed(buffer, (spec.buffer.seed or 0) ^ era)
-        schema = ShardSchema(buffer, OwnSchema() if spec.fleet is None else FleetSchemaClient(spec.shard, self._fleet))
+        schema = ShardSchema(buffer, FleetSchemaClient(spec.shard, self._fleet))
         if restarted:
             # The fleet may have been reset since the checkpoint: the rows are gone for all then. An actor of the fleet
             # that does not answer is asked again before the next rows are stored.
@@ -570,7 +570,7 @@ class ShardActor:
         Raises:
             ValueError: It is gone for good.
         """
-        name, namespace = self._spec.fleet or ("", "")
+        name, namespace = self._spec.fleet
         return require("ray", "ray").get_actor(name, namespace=namespace)
 
     @property
@@ -708,10 +708,7 @@ class ShardActor:
 
     def _save_fleet(self, directory: Path) -> None:
         """Write what a checkpoint says about the whole fleet."""
-        spec = self._spec
-        if spec.fleet is None:
-            return
-        limits = None
+        spec, limits = self._spec, None
         if spec.limited:
             # Without an answer the checkpoint has no counts: they begin with its rows when it is loaded.
             with contextlib.suppress(ValueError, ray().exceptions.RayError):
@@ -750,9 +747,8 @@ class ShardActor:
 
     def _report_saves(self) -> None:
         """Let the other shards know of failures, or of their end."""
-        if self._spec.fleet is not None:
-            with contextlib.suppress(ValueError):  # the fleet has ended
-                self._fleet().report_save.remote(self._spec.shard, self._saves.own)
+        with contextlib.suppress(ValueError):  # the fleet has ended
+            self._fleet().report_save.remote(self._spec.shard, self._saves.own)
 
     def _keep_saving(self, every_s: float) -> None:
         buffer, path = self._parts.buffer, str(self._spec.path)

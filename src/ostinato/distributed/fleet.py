@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from ostinato._optional import require
+from ostinato.buffers.rate_limit import RateLimiter
 from ostinato.distributed.actor_names import FLEET, ActorNames, claiming, find, first_answer, shard_part
 from ostinato.distributed.actors import ShardActor, ShardSpec
 from ostinato.distributed.checkpoints import check_same_schema
 from ostinato.distributed.deadlines import Callee
-from ostinato.distributed.fleet_actor import FleetActor
-from ostinato.distributed.rate_limits import check_minimum, warn_of_rules
-from ostinato.distributed.ray_client import START_TIMEOUT_S, ray, result_of, start_actor, wait_until_ready
-from ostinato.distributed.serialization import to_arguments
+from ostinato.distributed.fleet_schema import FleetSchema
+from ostinato.distributed.rate_limits import RateLimits, check_minimum, warn_of_rules
+from ostinato.distributed.ray_client import START_TIMEOUT_S, ray, result_of, start_actor, wait_until_ready, where
+from ostinato.distributed.save_failures import FailureBroadcast
+from ostinato.distributed.serialization import from_arguments, to_arguments
 from ostinato.errors import LostBufferError, NoAnswerError, OptionError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from ostinato.buffers.rate_limit import RateLimiter
-
 __all__ = [
     "Fleet",
+    "FleetActor",
     "Placement",
     "attach_fleet",
     "check_placement",
@@ -158,6 +159,32 @@ class Fleet(NamedTuple):
             ray().kill(actor)
         self.placement.remove()
         self.names.wait_until_free([FLEET, *map(shard_part, range(len(self.shards)))], timeout_s)
+
+
+@final
+class FleetActor(RateLimits, FleetSchema, FailureBroadcast):
+    """The actor that holds what all handles and shards share. Its calls wait as coroutines of one thread.
+
+    If it dies, Ray restarts it with the same arguments, and the parts rebuild their state from the shards.
+
+    Args:
+        *fleet: The `Fleet`, as `to_arguments` returns it.
+    """
+
+    def __init__(self, *fleet: bytes) -> None:
+        self._fleet: Fleet = from_arguments(fleet)
+        shards = self._fleet.shards
+        RateLimits.__init__(self, self._fleet.rate_limiter or RateLimiter(), shards)
+        FleetSchema.__init__(self, shards)
+        FailureBroadcast.__init__(self, shards)
+
+    async def ready(self) -> dict[str, Any]:
+        """Return where the actor is: it has started."""
+        return where()
+
+    async def fleet(self) -> Fleet:
+        """Return the fleet, for a handle that attaches."""
+        return self._fleet
 
 
 def start_fleet(

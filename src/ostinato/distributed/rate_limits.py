@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import bisect
+import contextlib
 import math
 import threading
 import time
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Kind",
-    "Notifier",
     "RateLimitClient",
     "RateLimits",
     "RowCounter",
@@ -41,25 +41,6 @@ _FINAL_COUNT_S = 0.25
 
 
 # -- counting rows ----------------------------------------------------------------------------------------------------
-
-
-@final
-class Notifier:
-    """Wakes coroutines that wait for a change."""
-
-    def __init__(self) -> None:
-        self._event = asyncio.Event()
-
-    def notify(self) -> None:
-        """Wake all that wait now."""
-        self._event.set()
-        self._event = asyncio.Event()
-
-    async def wait(self, seconds: float | None) -> None:
-        """Wait for the next `notify`, at most `seconds`."""
-        waiter = asyncio.ensure_future(self._event.wait())
-        await asyncio.wait([waiter], timeout=seconds)
-        waiter.cancel()
 
 
 @final
@@ -90,7 +71,7 @@ class RowCounter:
         self._underway = 0  # rows of draws allowed in the interval before: a shard may not have received them yet
         self._requested = self._begun = 0
         self._task: asyncio.Future[None] | None = None
-        self._counted = Notifier()
+        self._counted = asyncio.Condition()
 
     @property
     def least(self) -> int:
@@ -119,10 +100,9 @@ class RowCounter:
 
     async def wait_for(self, number: int, seconds: float | None = None) -> None:
         """Wait for a count, at most `seconds`."""
-        clock = asyncio.get_running_loop().time
-        until = None if seconds is None else clock() + seconds
-        while self.finished < number and (until is None or clock() < until):
-            await self._counted.wait(None if until is None else until - clock())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds), self._counted:
+                await self._counted.wait_for(lambda: self.finished >= number)
 
     async def _keep_counting(self) -> None:
         clock = asyncio.get_running_loop().time
@@ -130,7 +110,8 @@ class RowCounter:
             while self._begun < self._requested or self._needed():
                 next_count = clock() + _COUNT_EVERY_S
                 await self._count()
-                self._counted.notify()
+                async with self._counted:
+                    self._counted.notify_all()
                 self._changed()
                 await asyncio.sleep(max(0.0, next_count - clock()))
         finally:
@@ -138,10 +119,7 @@ class RowCounter:
 
     async def _count(self) -> None:
         self._begun += 1
-        written, drawn = (
-            self._written,
-            self._drawn,
-        )  # later calls are added to this count
+        written, drawn = self._written, self._drawn  # later calls are added to this count
         called = [i for i in range(len(self._shards)) if i not in self._open]
         self._open |= {i: asyncio.ensure_future(_drawable(self._shards[i])) for i in called}
         if called:
@@ -197,7 +175,6 @@ class _Side:
         return [call.rows for call in self.waiting]
 
 
-@final
 class RateLimits:
     """The limiter of all shards. Calls wait as coroutines of one thread, so their number is not limited by threads.
 
@@ -372,13 +349,13 @@ class RateLimits:
         self._begun = True
         self._admit()
 
-    async def state(self) -> dict[str, Any]:
+    async def limits(self) -> dict[str, Any]:
         """Return the counts, and the rules that they were counted under."""
         await self._start()
         return self._flow.state_dict()
 
-    async def restore(self, state: dict[str, Any] | None) -> str | None:
-        """Restore counts that `state` returned; under other rules, and with None, reset them to the rows present.
+    async def restore_limits(self, state: dict[str, Any] | None) -> str | None:
+        """Restore counts that `limits` returned; under other rules, and with None, reset them to the rows present.
 
         Returns:
             What differs in the rules, in words; None for nothing.
@@ -392,10 +369,6 @@ class RateLimits:
     async def totals(self) -> tuple[int, int]:
         """Return the rows written and drawn since the counts began."""
         return self._flow.written, self._flow.drawn
-
-    async def num_counts(self) -> int:
-        """Return how often the rows were counted."""
-        return self._counter.finished
 
     @property
     def _short(self) -> bool:
