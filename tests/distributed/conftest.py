@@ -183,15 +183,15 @@ def remade(cluster: Any, two_shards: ShardedReplayBuffer) -> Callable[..., Shard
     ) -> ShardedReplayBuffer:
         two_shards.reset()
         two_shards.apply(_renew, capacity, sampler)
-        connection, made = two_shards._connection, sampler()
-        cluster.get(connection.fleet.actor.__ray_call__.remote(_set_limiter, limiter))
-        info = connection.info._replace(
+        made = sampler()
+        cluster.get(two_shards._fleet.actor.__ray_call__.remote(_set_limiter, limiter))
+        info = two_shards._fleet.info._replace(
             capacity=capacity,
             counting=made.counting,
             waits=isinstance(made, QueueSampler),
             prioritized=made.prioritized,
         )
-        return two_shards._handle(info=info, rate_limiter=limiter, **fleet)
+        return two_shards._handle(described=info, rate_limiter=limiter, **fleet)
 
     return make
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple, final
+from typing import TYPE_CHECKING, Any, NamedTuple, cast, final
 
 from ostinato._optional import require
 from ostinato.buffers.rate_limit import RateLimiter
@@ -16,6 +16,7 @@ from ostinato.distributed.rate_limits import RateLimits, check_minimum, warn_of_
 from ostinato.distributed.ray_client import START_TIMEOUT_S, ray, result_of, start_actor, wait_until_ready, where
 from ostinato.distributed.save_failures import FailureBroadcast
 from ostinato.distributed.serialization import from_arguments, to_arguments
+from ostinato.distributed.writing import ShardInfo
 from ostinato.errors import LostBufferError, NoAnswerError, OptionError
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ def _reserve(bundles: list[dict[str, Any]], strategy: str, *, detached: bool) ->
 
 
 class Fleet(NamedTuple):
-    """The actors, and the options of the constructor that handles need. May be pickled."""
+    """The actors, and the options of the constructor that handles need: the state of a handle. May be pickled."""
 
     names: ActorNames
     placement: Placement
@@ -148,6 +149,22 @@ class Fleet(NamedTuple):
     """Where the shards were at the start; empty if that is unknown."""
     place: Callee = Callee(_NAME)
     """Where the `FleetActor` was at the start."""
+    described: ShardInfo | None = None
+    """Properties of the shards; None in the copy of the `FleetActor`."""
+    home: int | None = None
+    """Shard that the handle writes to; None takes the one after that of the previous handle."""
+    client: bool = False
+    """Whether the handle came from `client()`, and must not end the actors."""
+
+    @property
+    def info(self) -> ShardInfo:
+        """Properties of the shards."""
+        return cast("ShardInfo", self.described)
+
+    @property
+    def waits(self) -> bool:
+        """Whether readers and writers may wait for each other."""
+        return self.info.waits or self.rate_limiter is not None
 
     def why_gone(self) -> str | None:
         """Return why all shards are gone for good; None if one of them lives or is being restarted."""
@@ -189,7 +206,7 @@ class FleetActor(RateLimits, FleetSchema, FailureBroadcast):
 
 def start_fleet(
     fleet: Fleet, specs: Sequence[ShardSpec], remote_config: Mapping[str, Any], saved: Mapping[str, Any] | None = None
-) -> tuple[Fleet, dict[str, Any]]:
+) -> Fleet:
     """Start the shards and the `FleetActor`, and wait until all are ready.
 
     If that fails, all are ended and the reserved resources are removed before the error is raised.
@@ -201,7 +218,7 @@ def start_fleet(
         saved: What the checkpoint that the shards begin with says about all of them; None for nothing.
 
     Returns:
-        The fleet with its actors, and the description of a shard.
+        The fleet with its actors.
 
     Raises:
         CheckpointError: Shards begin with rows of different schemas.
@@ -233,7 +250,7 @@ def start_fleet(
         placement.remove()
         raise
     places = tuple(Callee(f"shard {i} of {len(shards)}").at(one) for i, one in enumerate(described))
-    return fleet._replace(actor=actor, places=places, place=place), described[0]
+    return fleet._replace(actor=actor, places=places, place=place, described=ShardInfo.of(described[0]))
 
 
 def start_fleet_actor(fleet: Fleet, remote_config: Mapping[str, Any]) -> Any:
@@ -249,8 +266,8 @@ def start_fleet_actor(fleet: Fleet, remote_config: Mapping[str, Any]) -> Any:
     return ray().remote(**merged)(FleetActor).remote(*to_arguments(fleet, kept=fleet.names.detached))
 
 
-def attach_fleet(names: ActorNames, timeout_s: float) -> tuple[Fleet, dict[str, Any]]:
-    """Find a fleet by its name; return it, and the description of a shard.
+def attach_fleet(names: ActorNames, timeout_s: float) -> Fleet:
+    """Find a fleet by its name.
 
     Raises:
         LostBufferError: There is none, its shards are gone for good, or none answers within `timeout_s`.
@@ -270,7 +287,7 @@ def attach_fleet(names: ActorNames, timeout_s: float) -> tuple[Fleet, dict[str, 
             raise LostBufferError(msg)
         try:
             calls = [shard.describe.remote() for shard in fleet.shards]
-            return fleet, first_answer(calls, until - time.monotonic(), name)
+            return fleet._replace(described=ShardInfo.of(first_answer(calls, until - time.monotonic(), name)))
         except NoAnswerError:
             raise
         except LostBufferError:

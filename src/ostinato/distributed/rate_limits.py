@@ -462,26 +462,16 @@ class RateLimitClient:
         check_connected()
         deadline = Deadline.of_wait(timeout_s, self.limiter.timeout_s, self._call_timeout_s)
         while True:
-            found = self._request(kind, rows, timeout_s, deadline, min_rows)
-            if found is not None:
-                return Permit(found, deadline.wait_left_s)
-
-    def _request(
-        self, kind: Kind, rows: int, timeout_s: float | None, deadline: Deadline, min_rows: int | None
-    ) -> int | None:
-        """Call the actor once; return the rows that it has allowed, None if the call must be made again."""
-        waited_s = deadline.elapsed_s
-        call = self.actor.acquire.remote(kind, rows, timeout_s, waited_s, min_rows)
-        if not finishes(call, deadline.silence_left_s(time.monotonic())):
-            self._abandon(call, kind)
-            msg = (
-                f"a {kind} of {rows} row(s) waited {min(deadline.wait_s, deadline.elapsed_s):.3g} s for the rate "
-                f"limiter, but {self._callee} does not answer: it is stopped, overloaded, or being restarted; "
-                "nothing has changed, try again"
-            )
-            raise NoPermitError(msg)
-        found = self._result(call)
-        return None if found is RETRY else int(found)
+            call = self.actor.acquire.remote(kind, rows, timeout_s, deadline.elapsed_s, min_rows)
+            try:
+                found = self._answer(call, deadline.silence_left_s(time.monotonic()))
+            except NoPermitError as error:
+                self._abandon(call, kind)
+                waited_s = min(deadline.wait_s, deadline.elapsed_s)
+                msg = f"a {kind} of {rows} row(s) waited {waited_s:.3g} s for the rate limiter, but {error}"
+                raise NoPermitError(msg) from None
+            if found is not RETRY:
+                return Permit(int(found), deadline.wait_left_s)
 
     def can(self, kind: Kind, rows: int, deadline: Deadline) -> bool:
         """Return whether a call would proceed at once.
@@ -491,11 +481,7 @@ class RateLimitClient:
             NoPermitError: The actor does not answer until the deadline.
         """
         check_connected()
-        call = self.actor.can.remote(kind, rows)
-        if not finishes(call, deadline.left_s):
-            msg = f"{self._callee} has not answered for {deadline.elapsed_s:.3g} s: it is stopped, or being restarted"
-            raise NoPermitError(msg)
-        return bool(self._result(call))
+        return bool(self._answer(self.actor.can.remote(kind, rows), deadline.left_s))
 
     def _abandon(self, call: Any, kind: Kind) -> None:
         """Give the rows of a call back if it is allowed after its client has given up."""
@@ -524,11 +510,7 @@ class RateLimitClient:
             NoPermitError: It does not answer within `timeout_s`.
         """
         check_connected()
-        call = self.actor.totals.remote()
-        if not finishes(call, timeout_s):
-            msg = f"{self._callee} has not answered for {timeout_s:g} s: it is stopped, busy, or being restarted"
-            raise NoPermitError(msg)
-        written, drawn = self._result(call)
+        written, drawn = self._answer(self.actor.totals.remote(), timeout_s)
         return written, drawn
 
     def restore(self, saved: dict[str, Any] | None, deadline: Deadline) -> None:
@@ -542,7 +524,7 @@ class RateLimitClient:
             LostBufferError: The actor is dead.
             NoPermitError: It does not answer until the deadline, or for `call_timeout_s`.
         """
-        warn_of_rules(self._answer(self.actor.restore_limits.remote((saved or {}).get("limiter")), deadline))
+        warn_of_rules(self._count(self.actor.restore_limits.remote((saved or {}).get("limiter")), deadline))
 
     def begin(self, deadline: Deadline) -> None:
         """Reset the counts to the rows that are present.
@@ -551,27 +533,26 @@ class RateLimitClient:
             LostBufferError: The actor is dead.
             NoPermitError: It does not answer until the deadline, or for `call_timeout_s`.
         """
-        self._answer(self.actor.begin.remote(), deadline)
+        self._count(self.actor.begin.remote(), deadline)
 
-    def _answer(self, call: Any, deadline: Deadline) -> Any:
+    def _count(self, call: Any, deadline: Deadline) -> Any:
         """Return the result of a call that counts the rows in the shards."""
-        if not finishes(call, min(deadline.left_s, self._call_timeout_s)):
-            msg = (
-                f"{self._callee} does not answer: it resets the counts of the rate limiter when it continues; the rows "
-                "are in place already"
-            )
-            raise NoPermitError(msg)
-        return self._result(call)
+        note = "it resets the counts of the rate limiter when it continues, and the rows are in place already"
+        return self._answer(call, min(deadline.left_s, self._call_timeout_s), note)
 
-    def _result(self, reference: Any) -> Any:
-        """Return the result of a call to the actor that has ended.
+    def _answer(self, call: Any, seconds: float, note: str = "nothing has changed, try again") -> Any:
+        """Return the result of a call to the actor.
 
         Raises:
             LostBufferError: The actor is dead.
+            NoPermitError: It does not answer in time.
             OstinatoError: The actor raised it.
         """
+        if not finishes(call, seconds):
+            msg = f"{self._callee} does not answer: it is stopped, overloaded, or being restarted; {note}"
+            raise NoPermitError(msg)
         try:
-            return result_of(reference, _NAME)
+            return result_of(call, _NAME)
         except LostBufferError as error:
             self._check_gone()
             reason = short_message(error.__cause__ or error)

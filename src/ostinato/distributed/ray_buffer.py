@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Never, Self, Unpack, final
 import torch
 
 from ostinato.buffers import ReplayBuffer, TensorDictReplayBuffer
-from ostinato.buffers.options import check_generator, check_prefetch, check_seconds, check_size
+from ostinato.buffers.options import check_generator, check_prefetch, check_size
 from ostinato.buffers.out import fill
 from ostinato.buffers.rate_limit import RateLimiter, check_min_batch, replayable
 from ostinato.buffers.updates import UpdateQueue
@@ -19,10 +19,8 @@ from ostinato.distributed.actor_names import (
     ActorNames,
     check_free,
     claiming,
-    connect,
     find,
     first_answer,
-    names_of,
     take_names,
 )
 from ostinato.distributed.actors import BufferActor, BufferSpec
@@ -108,7 +106,7 @@ def _full_path(name: str, _: RayReplayBuffer, given: dict[str, Any]) -> None:
         given[name] = str(Path(given[name]).absolute())
 
 
-def _check_tensordicts(rb: RayReplayBuffer, _: dict[str, Any], what: str = "update_tensordict_priority()") -> None:
+def _check_tensordicts(what: str, rb: RayReplayBuffer, _: object = None) -> None:
     """Raise `UsageError` unless the actor holds a `TensorDictReplayBuffer`."""
     info = rb._client.info  # noqa: SLF001 (same module)
     if not info["tensordicts"]:
@@ -216,29 +214,11 @@ class RayReplayBuffer(RemoteBuffer):
         self.__setstate__(_state(actor, info, names))
 
     @classmethod
-    def attach(
-        cls,
-        name: str,
-        namespace: str | None = None,
-        *,
-        timeout_s: float = 60.0,
-        ray_init_config: Mapping[str, Any] | None = None,
-    ) -> Self:
-        """Return a handle to the buffer that was made with `name`; see `ShardedReplayBuffer.attach`.
-
-        Raises:
-            LostBufferError: There is no such buffer.
-            NoAnswerError: Its actor does not answer in time.
-            OptionError: The name is invalid.
-        """
-        check_seconds("timeout_s", timeout_s)
-        names = names_of("RayReplayBuffer", name, namespace)
-        connect(ray_init_config)
+    def _find(cls, names: ActorNames, timeout_s: float) -> dict[str, Any]:
         actor = find(names, BUFFER)
-        info = first_answer([actor.describe.remote()], timeout_s, f"the RayReplayBuffer {name!r}")
-        handle = object.__new__(cls)
-        handle.__setstate__(_state(actor, info, names))
-        return handle
+        return _state(
+            actor, first_answer([actor.describe.remote()], timeout_s, f"the RayReplayBuffer {names.name!r}"), names
+        )
 
     def _open_stream(self, deadline: Deadline, *, epoch: bool = False) -> BatchStream:
         return BatchStream(self._client, self._prefetch, deadline, epoch=epoch)
@@ -263,11 +243,6 @@ class RayReplayBuffer(RemoteBuffer):
         self._updates = UpdateQueue()
 
     _another = "and load a checkpoint into it"
-
-    def _handle(self, **changes: Any) -> RayReplayBuffer:
-        handle = object.__new__(RayReplayBuffer)
-        handle.__setstate__({**self.__getstate__(), **changes})
-        return handle
 
     def _silent(self) -> object:
         return self._client.callee
@@ -326,21 +301,9 @@ class RayReplayBuffer(RemoteBuffer):
     initialized = RemoteProperty[bool](ReplayBuffer.initialized)
     rate_limiter = RemoteProperty[RateLimiter | None](ReplayBuffer.rate_limiter)
 
-    @property
-    def priority_key(self) -> str | tuple[str, ...]:
-        """Field that holds priorities; see `TensorDictReplayBuffer`. Can be set.
-
-        Raises:
-            UsageError: The buffer is not a `TensorDictReplayBuffer`.
-        """
-        _check_tensordicts(self, {}, "priority_key")
-        found: str | tuple[str, ...] = self._client.call("answer", None, "priority_key")
-        return found
-
-    @priority_key.setter
-    def priority_key(self, key: str | tuple[str, ...]) -> None:
-        _check_tensordicts(self, {}, "priority_key")
-        self.apply(setattr, "priority_key", key)
+    priority_key = RemoteProperty[str | tuple[str, ...]](
+        TensorDictReplayBuffer.priority_key, prepare=partial(_check_tensordicts, "priority_key")
+    )
 
     @classmethod
     def as_remote(cls, remote_config: dict[str, Any] | None = None) -> Never:  # noqa: ARG003
@@ -389,7 +352,10 @@ class RayReplayBuffer(RemoteBuffer):
     extend = remote(ReplayBuffer.extend, "write", "Iterators are consumed in this process.", prepare=_consume)
     delete = remote(ReplayBuffer.delete, drops=True)
     update_priority = remote(ReplayBuffer.update_priority)
-    update_tensordict_priority = remote(TensorDictReplayBuffer.update_tensordict_priority, prepare=_check_tensordicts)
+    update_tensordict_priority = remote(
+        TensorDictReplayBuffer.update_tensordict_priority,
+        prepare=partial(_check_tensordicts, "update_tensordict_priority()"),
+    )
     update_if_present = remote(ReplayBuffer.update_if_present)
     synchronize = remote(ReplayBuffer.synchronize, settles=True)
     mark_update = remote(ReplayBuffer.mark_update)
@@ -449,7 +415,7 @@ class RayReplayBuffer(RemoteBuffer):
             OptionError: `min_batch` with prefetch, or with `out`.
         """
         if include_info is not None:
-            _check_tensordicts(self, {}, "sample(include_info=...)")
+            _check_tensordicts("sample(include_info=...)", self)
         size = check_size(batch_size, self.batch_size, fixed=bool(self._prefetch))
         if not self._prefetch:
             whole = None if out is None else "out, which takes whole batches"

@@ -32,16 +32,18 @@ from typing import (
 )
 
 from ostinato.buffers import ReplayBuffer
-from ostinato.buffers.options import positive
+from ostinato.buffers.options import check_seconds, positive
+from ostinato.distributed.actor_names import connect, names_of
 from ostinato.distributed.deadlines import Deadline
 from ostinato.errors import LostBufferError, NoAnswerError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from concurrent.futures import Future
     from types import TracebackType
 
     from ostinato.buffers.updates import UpdateQueue
+    from ostinato.distributed.actor_names import ActorNames
 
 __all__ = [
     "Method",
@@ -77,7 +79,7 @@ class Method(NamedTuple):
     """Whether updates that the handle has submitted are written first."""
     drops: bool = False
     """Whether batches that the handle has requested ahead are dropped first."""
-    prepare: Callable[[Any, dict[str, Any]], None] | None = None
+    prepare: Callable[[Any, dict[str, Any]], None] = lambda *_: None
     """Gets the handle and the arguments given, which it may check and change: in this process, before all else."""
     progress: Callable[[dict[str, Any]], AbstractContextManager[Any]] = lambda _: nullcontext()
     """Gets the keyword arguments; returns what shows the progress of the call."""
@@ -122,8 +124,7 @@ def remote(
     def call(buffer: Any, /, *args: Any, **kwargs: Any) -> Any:
         given = signature.bind(buffer, *args, **kwargs)
         timeout_s = given.arguments.pop("timeout_s", None)
-        if made.prepare is not None:
-            made.prepare(buffer, given.arguments)
+        made.prepare(buffer, given.arguments)
         return buffer._call(made, timeout_s, *given.args[1:], **given.kwargs)  # noqa: SLF001 (of its own methods)
 
     summary, _, rest = (inspect.getdoc(method) or "").partition("\n\n")
@@ -169,9 +170,11 @@ class RemoteProperty(property, Generic[_R]):
         made = Method(of.fget.__name__, **options)
 
         def get(buffer: Any) -> Any:
+            made.prepare(buffer, {})
             return buffer._call(made, None)  # noqa: SLF001 (of its own properties)
 
         def set_(buffer: Any, value: _R) -> None:
+            made.prepare(buffer, {})
             buffer.apply(setattr, made.name, value)
 
         super().__init__(get, None if of.fset is None else set_, doc=of.__doc__)
@@ -224,8 +227,17 @@ class RemoteBuffer(ABC):
         """Call a method of the buffer, or read a property."""
 
     @abstractmethod
-    def _handle(self, **changes: Any) -> Self:
-        """Return another handle, with other fields of its state."""
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state of a handle to the same actors."""
+
+    @abstractmethod
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Connect to the actors."""
+
+    @classmethod
+    @abstractmethod
+    def _find(cls, names: ActorNames, timeout_s: float) -> dict[str, Any]:
+        """Find the actors of a buffer; return the state of a handle."""
 
     @abstractmethod
     def _silent(self) -> object:
@@ -247,6 +259,46 @@ class RemoteBuffer(ABC):
     @abstractmethod
     def sample(self, batch_size: int | None = None) -> Any:
         """Draw a batch."""
+
+    @classmethod
+    def attach(
+        cls,
+        name: str,
+        namespace: str | None = None,
+        *,
+        timeout_s: float = 60.0,
+        ray_init_config: Mapping[str, Any] | None = None,
+    ) -> Self:
+        """Return a handle to the buffer that was made with `name`, by any program that is connected to the cluster.
+
+        It is like the handle of the constructor: its `close` ends the buffer for all.
+
+        Args:
+            name: The name.
+            namespace: Namespace of the name, if the constructor got one.
+            timeout_s: Longest wait for the actors, some of which may be restarting.
+            ray_init_config: Arguments of `ray.init`, if this process is not connected to Ray yet; None connects to the
+                cluster of this machine, or to that of `RAY_ADDRESS`.
+
+        Raises:
+            LostBufferError: There is no such buffer, or its actors are gone for good.
+            NoAnswerError: Its actors do not answer in time.
+            OptionError: The name is invalid.
+        """
+        check_seconds("timeout_s", timeout_s)
+        names = names_of(cls.__name__, name, namespace)
+        connect(ray_init_config)
+        return cls._of_state(cls._find(names, timeout_s))
+
+    @classmethod
+    def _of_state(cls, state: dict[str, Any]) -> Self:
+        handle = object.__new__(cls)
+        handle.__setstate__(state)
+        return handle
+
+    def _handle(self, **changes: Any) -> Self:
+        """Return another handle, with other fields of its state."""
+        return self._of_state({**self.__getstate__(), **changes})
 
     def __enter__(self) -> Self:
         """Return the handle; the end of the block calls `close`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from operator import methodcaller
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, Unpack, final
+from typing import TYPE_CHECKING, Any, Literal, Unpack, final
 
 import torch
 
@@ -14,7 +14,7 @@ from ostinato.buffers.options import check_generator, check_prefetch, check_seco
 from ostinato.buffers.rate_limit import check_min_batch
 from ostinato.buffers.stats import combine
 from ostinato.buffers.updates import UpdateQueue
-from ostinato.distributed.actor_names import FLEET, check_free, connect, names_of, take_names
+from ostinato.distributed.actor_names import FLEET, check_free, take_names
 from ostinato.distributed.actors import BufferSpec, ShardSpec
 from ostinato.distributed.batch_stream import ShardPrefetcher
 from ostinato.distributed.checkpoints import (
@@ -39,7 +39,6 @@ from ostinato.distributed.shard_client import ShardClient
 from ostinato.distributed.shard_updates import update_shards
 from ostinato.distributed.snapshot import read_age
 from ostinato.distributed.writing import (
-    ShardInfo,
     ShardWriter,
     delete_rows,
     one_shard,
@@ -60,6 +59,7 @@ if TYPE_CHECKING:
     from ostinato.buffers.options import AnyBufferOptions
     from ostinato.buffers.rate_limit import RateLimiter
     from ostinato.buffers.updates import PriorityUpdate
+    from ostinato.distributed.actor_names import ActorNames
     from ostinato.durable.progress import ProgressOption
 
 __all__ = ["ShardedReplayBuffer"]
@@ -93,22 +93,6 @@ def _check_options(
         if checkpoint_every_s is None:
             msg = "max_save_failures counts periodic checkpoints: it needs checkpoint_every_s"
             raise OptionError(msg)
-
-
-class _Connection(NamedTuple):
-    """What a handle needs to reach the shards; it is what pickled handles hold."""
-
-    fleet: Fleet
-    info: ShardInfo
-    home: int | None = None
-    """Shard to write to; None takes the one after that of the previous handle."""
-    client: bool = False
-    """Whether the handle came from `client()`, and must not end the service."""
-
-    @property
-    def waits(self) -> bool:
-        """Whether readers and writers may wait for each other."""
-        return self.info.waits or self.fleet.rate_limiter is not None
 
 
 # -- the handle -------------------------------------------------------------------------------------------------------
@@ -232,44 +216,14 @@ class ShardedReplayBuffer(RemoteBuffer):
         ]
         sticky = route == "sticky"
         fleet = Fleet(names, place, rate_limiter, shard_timeout_s, age_s, prefetch, sticky, directory, call_s)
-        fleet, described = start_fleet(fleet, specs, actor_options, saved)
-        self._connect(_Connection(fleet, ShardInfo.of(described)), generator)
+        self._connect(start_fleet(fleet, specs, actor_options, saved), generator)
 
     @classmethod
-    def attach(
-        cls,
-        name: str,
-        namespace: str | None = None,
-        *,
-        timeout_s: float = 60.0,
-        ray_init_config: Mapping[str, Any] | None = None,
-    ) -> Self:
-        """Return a handle to the buffer that was made with `name`, by any program that is connected to the cluster.
+    def _find(cls, names: ActorNames, timeout_s: float) -> dict[str, Any]:
+        return attach_fleet(names, timeout_s)._asdict()
 
-        It is like the handle of the constructor: its `close` ends the buffer for all.
-
-        Args:
-            name: The name.
-            namespace: Namespace of the name, if the constructor got one.
-            timeout_s: Longest wait for the actors, some of which may be restarting.
-            ray_init_config: Arguments of `ray.init`, if this process is not connected to Ray yet; None connects to the
-                cluster of this machine, or to that of `RAY_ADDRESS`.
-
-        Raises:
-            LostBufferError: There is no such buffer, or its shards are gone for good.
-            NoAnswerError: Its actors do not answer in time.
-            OptionError: The name is invalid.
-        """
-        check_seconds("timeout_s", timeout_s)
-        names = names_of("ShardedReplayBuffer", name, namespace)
-        connect(ray_init_config)
-        fleet, described = attach_fleet(names, timeout_s)
-        handle = object.__new__(cls)
-        handle.__setstate__({"connection": _Connection(fleet, ShardInfo.of(described))})
-        return handle
-
-    def _connect(self, connection: _Connection, generator: torch.Generator | None) -> None:
-        fleet, info = connection.fleet, connection.info
+    def _connect(self, fleet: Fleet, generator: torch.Generator | None) -> None:
+        info = fleet.info
         shards = ShardClient(fleet.shards, fleet.shard_timeout_s, fleet.why_gone, fleet.call_timeout_s)
         shards.record_places(fleet.places)
         limiter = None
@@ -279,35 +233,26 @@ class ShardedReplayBuffer(RemoteBuffer):
             )
             shards.on_change = limiter.recount
         age_s = fleet.snapshot_age_s
-        consumer = RowConsumer(shards, waits=connection.waits, snapshot_age_s=age_s) if info.counting else None
-        self._connection = connection
+        consumer = RowConsumer(shards, waits=fleet.waits, snapshot_age_s=age_s) if info.counting else None
+        self._fleet = fleet
         self._limiter = limiter
         self._shards = shards
         self._updates = UpdateQueue()
         sampler = ShardSampler(shards, generator, limiter, consumer, age_s)
         self._batches = ShardPrefetcher(sampler, fleet.prefetch)
-        self._writer = ShardWriter(shards, limiter, waits=info.waits, sticky=fleet.sticky, home=connection.home)
+        self._writer = ShardWriter(shards, limiter, waits=info.waits, sticky=fleet.sticky, home=fleet.home)
 
     def __getstate__(self) -> dict[str, Any]:
         """A pickled handle reaches the same shards; it has a home shard and a random seed of its own."""
-        return {"connection": self._connection}
+        return self._fleet._asdict()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Connect to the shards."""
         generator = torch.Generator()
         generator.seed()
-        self._connect(state["connection"], generator)
+        self._connect(Fleet(**state), generator)
 
     _another = "with resume=True for its rows"
-
-    def _handle(self, **changes: Any) -> ShardedReplayBuffer:
-        """Return another handle of the same shards, with other fields of the connection or its fleet."""
-        connection = self._connection
-        own = {name: changes.pop(name) for name in _Connection._fields if name in changes}
-        handle = object.__new__(ShardedReplayBuffer)
-        changed = {"fleet": connection.fleet._replace(**changes), **own}
-        handle.__setstate__({"connection": connection._replace(**changed)})
-        return handle
 
     def _silent(self) -> object:
         return self._shards.name_silent()
@@ -316,7 +261,7 @@ class ShardedReplayBuffer(RemoteBuffer):
 
     def _within(self, method: str, time: Time, *, works: bool = False) -> AbstractContextManager[Deadline]:
         """Make the calls in a block end by a deadline: of work, or of a call that the shards answer at once."""
-        limit_s = self._connection.fleet.call_timeout_s
+        limit_s = self._fleet.call_timeout_s
         if not isinstance(time, Deadline):
             time = Deadline.of_work(time, limit_s) if works else Deadline.of_call(time, limit_s)
         return self._shards.within(method, time)
@@ -354,17 +299,17 @@ class ShardedReplayBuffer(RemoteBuffer):
     @property
     def batch_size(self) -> int | None:
         """Rows of a batch; None if the constructor got no `batch_size`."""
-        return self._connection.info.batch_size
+        return self._fleet.info.batch_size
 
     @property
     def rate_limiter(self) -> RateLimiter | None:
         """The limiter; None if the constructor got none."""
-        return self._connection.fleet.rate_limiter
+        return self._fleet.rate_limiter
 
     @property
     def limiter_counts(self) -> tuple[int, int] | None:
         """Rows written and rows drawn, as the rate limiter counts them for its ratio; None without one."""
-        return None if self._limiter is None else self._limiter.totals(self._connection.fleet.call_timeout_s)
+        return None if self._limiter is None else self._limiter.totals(self._fleet.call_timeout_s)
 
     def pinned(self, shard: int) -> ShardedReplayBuffer:
         """Return a handle that writes to one shard, whatever the route; to the next one while that is missing.
@@ -409,7 +354,7 @@ class ShardedReplayBuffer(RemoteBuffer):
 
     def __repr__(self) -> str:
         """Shards and options; makes no remote call."""
-        fleet = self._connection.fleet
+        fleet = self._fleet
         name = f"name={fleet.names.name!r}, " if fleet.names.given else ""
         route = "sticky" if fleet.sticky else "round_robin"
         return (
@@ -439,25 +384,25 @@ class ShardedReplayBuffer(RemoteBuffer):
         return join_index(shard, slots)
 
     def _update_priority(self, _: Deadline, index: Any, priority: Any = None, generation: Any = None) -> None:
-        self._write_priorities(parse_shard_update(self._connection.info, index, priority, generation))
+        self._write_priorities(parse_shard_update(self._fleet.info, index, priority, generation))
 
     def _update_tensordict_priority(self, _: Deadline, data: Any) -> None:
-        self._write_priorities(parse_batch_update(self._connection.info, data))
+        self._write_priorities(parse_batch_update(self._fleet.info, data))
 
     def _write_priorities(self, update: PriorityUpdate | None) -> None:
         if update is None:
             self._shards.check_gone()
             return
-        parts = split_update(update, self.num_shards, self._connection.info.capacity)
+        parts = split_update(update, self.num_shards, self._fleet.info.capacity)
         present = self._shards.present()
         arguments = {i: ("update_priority", *map(Serialized, part)) for i, part in parts.items() if i in present}
         self._shards.call("call", arguments, "update")
 
     def _delete(self, _: Deadline, index: Any, generation: Any = None) -> Tensor:
-        return delete_rows(self._shards, self._connection.info, index, generation)
+        return delete_rows(self._shards, self._fleet.info, index, generation)
 
     def _update_if_present(self, _: Deadline, **given: Any) -> ConditionalUpdateResult:
-        return update_shards(self._shards, self._connection.info, **given)
+        return update_shards(self._shards, self._fleet.info, **given)
 
     def _synchronize(self, deadline: Deadline) -> None:
         self._settle(deadline)
@@ -541,7 +486,7 @@ class ShardedReplayBuffer(RemoteBuffer):
         return shard
 
     def _free_schema(self, deadline: Deadline) -> bool:
-        fleet = self._connection.fleet
+        fleet = self._fleet
         deadline.check_open(fleet.place, "reset")
         return bool(result_by(fleet.actor.free_schema.remote(), fleet.actor, fleet.place, "reset", deadline))
 
@@ -587,10 +532,10 @@ class ShardedReplayBuffer(RemoteBuffer):
             NoAnswerError: No shard answers, or one is silent that `timeout_s` is too short to leave out.
             WaitTimeoutError: Too few rows were written in time.
         """
-        connection = self._connection
-        size = check_size(batch_size, self.batch_size, fixed=bool(connection.fleet.prefetch))
-        whole = "prefetch, whose batches were drawn before" if connection.fleet.prefetch else None
-        check_min_batch(min_batch, size, partial=connection.waits or connection.info.counting, whole=whole)
+        fleet = self._fleet
+        size = check_size(batch_size, self.batch_size, fixed=bool(fleet.prefetch))
+        whole = "prefetch, whose batches were drawn before" if fleet.prefetch else None
+        check_min_batch(min_batch, size, partial=fleet.waits or fleet.info.counting, whole=whole)
         batch, info = self._batches.next(size, timeout_s, max_age, min_batch)
         return (batch, info) if return_info else batch
 
@@ -634,7 +579,7 @@ class ShardedReplayBuffer(RemoteBuffer):
         Raises:
             UsageError: The constructor got no `checkpoint_dir`.
         """
-        directory = self._connection.fleet.directory
+        directory = self._fleet.directory
         if directory is None:
             msg = "there is no checkpoint_dir: give one to the constructor, or call dumps(path)"
             raise UsageError(msg)
@@ -704,8 +649,8 @@ class ShardedReplayBuffer(RemoteBuffer):
     def _end(self, timeout_s: float | None) -> None:
         self._updates.close()
         self._batches.drop()
-        if self._connection.client or self._shards.closed:
+        if self._fleet.client or self._shards.closed:
             return
         self._shards.closed = True
         if ray().is_initialized():  # else the actors ended with Ray, or are out of reach
-            self._connection.fleet.end(timeout_s)
+            self._fleet.end(timeout_s)
