@@ -16,7 +16,7 @@ from ostinato.distributed.rate_limits import RateLimits, check_minimum, warn_of_
 from ostinato.distributed.ray_client import START_TIMEOUT_S, ray, result_of, start_actor, wait_until_ready, where
 from ostinato.distributed.save_failures import FailureBroadcast
 from ostinato.distributed.serialization import from_arguments, to_arguments
-from ostinato.distributed.writing import ShardInfo
+from ostinato.distributed.shard_updates import ShardInfo
 from ostinato.errors import LostBufferError, NoAnswerError, OptionError
 
 if TYPE_CHECKING:

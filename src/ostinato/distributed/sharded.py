@@ -34,18 +34,17 @@ from ostinato.distributed.ray_client import init_ray, pop_service, ray, result_b
 from ostinato.distributed.remote import Method, RemoteBuffer, Time, named, remote
 from ostinato.distributed.routing import MAX_SHARDS, join_index
 from ostinato.distributed.sampling import RowConsumer, ShardSampler
-from ostinato.distributed.serialization import Serialized
 from ostinato.distributed.shard_client import ShardClient
-from ostinato.distributed.shard_updates import update_shards
-from ostinato.distributed.snapshot import read_age
-from ostinato.distributed.writing import (
-    ShardWriter,
+from ostinato.distributed.shard_updates import (
     delete_rows,
     one_shard,
     parse_batch_update,
     parse_shard_update,
-    split_update,
+    update_shards,
+    write_priorities,
 )
+from ostinato.distributed.snapshot import read_age
+from ostinato.distributed.writing import ShardWriter
 from ostinato.durable.progress import SHARDS, Progress
 from ostinato.errors import NoAnswerError, OptionError, UsageError
 
@@ -58,7 +57,6 @@ if TYPE_CHECKING:
     from ostinato.buffers import ConditionalUpdateResult
     from ostinato.buffers.options import AnyBufferOptions
     from ostinato.buffers.rate_limit import RateLimiter
-    from ostinato.buffers.updates import PriorityUpdate
     from ostinato.distributed.actor_names import ActorNames
     from ostinato.durable.progress import ProgressOption
 
@@ -384,19 +382,11 @@ class ShardedReplayBuffer(RemoteBuffer):
         return join_index(shard, slots)
 
     def _update_priority(self, _: Deadline, index: Any, priority: Any = None, generation: Any = None) -> None:
-        self._write_priorities(parse_shard_update(self._fleet.info, index, priority, generation))
+        update = parse_shard_update(self._fleet.info, index, priority, generation)
+        write_priorities(self._shards, self._fleet.info, update)
 
     def _update_tensordict_priority(self, _: Deadline, data: Any) -> None:
-        self._write_priorities(parse_batch_update(self._fleet.info, data))
-
-    def _write_priorities(self, update: PriorityUpdate | None) -> None:
-        if update is None:
-            self._shards.check_gone()
-            return
-        parts = split_update(update, self.num_shards, self._fleet.info.capacity)
-        present = self._shards.present()
-        arguments = {i: ("update_priority", *map(Serialized, part)) for i, part in parts.items() if i in present}
-        self._shards.call("call", arguments, "update")
+        write_priorities(self._shards, self._fleet.info, parse_batch_update(self._fleet.info, data))
 
     def _delete(self, _: Deadline, index: Any, generation: Any = None) -> Tensor:
         return delete_rows(self._shards, self._fleet.info, index, generation)
