@@ -29,7 +29,6 @@ FOLDER = tempfile.TemporaryDirectory(prefix="ostinato-")
 BY_NAME: dict[str, Any] = {
     "data": rows(),
     "function": process_of,
-    "generation": torch.tensor([0]),
     "generator": None,
     "hook": len,
     "index": torch.tensor([0]),
@@ -45,11 +44,11 @@ BY_NAME: dict[str, Any] = {
     "writer": RoundRobinWriter(),
 }
 """Arguments for the parameters of all methods."""
+PATCH: dict[str, Any] = {"generation": torch.tensor([0]), "patch": {"x": torch.ones(1)}}
 BY_METHOD: dict[str, dict[str, Any]] = {
     "add": {"data": rows()[0]},
     "insert_transform": {"index": 0},
-    "submit_update_if_present": {"patch": {"x": torch.ones(1)}},
-    "update_if_present": {"patch": {"x": torch.ones(1)}},
+    **dict.fromkeys(("submit_update_if_present", "update_if_present"), PATCH),
     "update_priority": {"priority": torch.ones(1)},
     "update_tensordict_priority": {"data": TensorDict({"index": torch.tensor([0]), "td_error": torch.ones(1)}, [1])},
 }
@@ -74,7 +73,7 @@ def _call(name: str, given: dict[str, Any], rb: Any, **timeout: Any) -> Any:
 
 
 TIMED, SHARD_TIMED = timed(RayReplayBuffer), timed(ShardedReplayBuffer)
-UPDATE: dict[str, Any] = {"index": torch.tensor([0]), "generation": torch.tensor([0]), **BY_METHOD["update_if_present"]}
+UPDATE: dict[str, Any] = {"index": torch.tensor([0]), **PATCH}
 BOTH_UNTIMED: dict[str, Callable[[Any], Any]] = {
     "__bool__": bool,
     "__getitem__": itemgetter(0),

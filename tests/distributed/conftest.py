@@ -23,6 +23,7 @@ from ostinato import (
     PrioritizedSampler,
     QueueSampler,
     RandomSampler,
+    RateLimiter,
     RayReplayBuffer,
     RoundRobinWriter,
     ShardedReplayBuffer,
@@ -32,12 +33,10 @@ from ostinato.buffers.portion import reseed
 from ostinato.distributed.rate_limits import RateLimits
 from ostinato.transforms import Compose
 
-from .handles import LONG_S, handle_of, until
+from .handles import LONG_S, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    from ostinato import RateLimiter
 
 NO_CPU = {"num_cpus": 0}
 
@@ -114,7 +113,7 @@ def remote(actor: RayReplayBuffer) -> Iterator[Callable[..., RayReplayBuffer]]:
         actor.empty()
         actor.apply(_begin_anew, limiter, transform)
         actor._client.describe()  # handles know whether calls wait
-        handles.append(handle_of(actor, prefetch=prefetch))
+        handles.append(actor._handle(prefetch=prefetch))
         return handles[-1]
 
     yield make
@@ -184,15 +183,15 @@ def remade(cluster: Any, two_shards: ShardedReplayBuffer) -> Callable[..., Shard
     ) -> ShardedReplayBuffer:
         two_shards.reset()
         two_shards.apply(_renew, capacity, sampler)
-        connection, made = two_shards._connection, sampler()
-        cluster.get(connection.fleet.actor.__ray_call__.remote(_set_limiter, limiter))
-        info = connection.info._replace(
+        made = sampler()
+        cluster.get(two_shards._fleet.actor.__ray_call__.remote(_set_limiter, limiter))
+        info = two_shards._fleet.info._replace(
             capacity=capacity,
             counting=made.counting,
             waits=isinstance(made, QueueSampler),
             prioritized=made.prioritized,
         )
-        return two_shards._handle(info=info, rate_limiter=limiter, **fleet)
+        return two_shards._handle(described=info, rate_limiter=limiter, **fleet)
 
     return make
 
@@ -203,4 +202,4 @@ def _renew(buffer: Any, capacity: int, sampler: Any) -> None:
 
 
 def _set_limiter(actor: Any, limiter: RateLimiter | None) -> None:
-    actor._limits = None if limiter is None else RateLimits(limiter, actor._fleet.shards)
+    RateLimits.__init__(actor, limiter or RateLimiter(), actor._fleet.shards)

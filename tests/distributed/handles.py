@@ -10,20 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ostinato import RayReplayBuffer
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 LONG_S = 60.0
 """Longer than anything should take, so that a lost call fails instead of hanging."""
-
-
-def handle_of(rb: RayReplayBuffer, **changes: Any) -> RayReplayBuffer:
-    """Return another handle, with other fields of its state."""
-    handle = object.__new__(RayReplayBuffer)
-    handle.__setstate__({**rb.__getstate__(), **changes})
-    return handle
 
 
 def until(done: Callable[[], bool], seconds: float = LONG_S) -> None:

@@ -235,7 +235,7 @@ def drain(rb: ShardedReplayBuffer, message: str) -> None:
 
 def test_a_restarted_limiter_counts_anew(cluster: Any, limited: ShardedReplayBuffer) -> None:
     limited.sample()
-    cluster.kill(limited._connection.fleet.actor, no_restart=False)
+    cluster.kill(limited._fleet.actor, no_restart=False)
     limited.sample(timeout_s=LIMIT_S)
     drain(limited, "96 row(s) written, 1600 drawn")
     limited.extend(make_rows(1000, 16))
@@ -258,7 +258,7 @@ def test_the_rows_of_a_lost_shard_do_not_count(cluster: Any, limited: ShardedRep
 
 def test_the_error_of_a_dead_limiter_says_what_to_do(cluster: Any) -> None:
     with closing(make_limited()) as limited:
-        cluster.kill(limited._connection.fleet.actor)
+        cluster.kill(limited._fleet.actor)
         with pytest.raises(LostBufferError, match=r"rate limiter is gone for good .* shards keep their rows") as caught:
             limited.sample()
         assert "its rows" not in str(caught.value)

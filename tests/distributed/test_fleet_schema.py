@@ -176,11 +176,11 @@ S, T = pickle.dumps("S"), pickle.dumps("T")
 @in_loop
 async def test_one_claim_wins_over_those_of_other_shards() -> None:
     fleet = FleetSchema([Remote(), Remote()])
-    assert list(await asyncio.gather(fleet.claim(0, S), fleet.claim(1, T))) == [S, S]
-    assert await fleet.current() == S
+    assert list(await asyncio.gather(fleet.claim_schema(0, S), fleet.claim_schema(1, T))) == [S, S]
+    assert await fleet.schema() == S
     restarted = FleetSchema([Remote(), Remote("T", settled=False), Remote("S")])
-    assert await restarted.current() == S  # that of rows that were compared
-    assert await restarted.claim(0, T) == S
+    assert await restarted.schema() == S  # that of rows that were compared
+    assert await restarted.claim_schema(0, T) == S
 
 
 @in_loop
@@ -188,26 +188,26 @@ async def test_silent_shards_delay_the_first_answer_only_for_a_while() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fleet_schema, "_ASK_S", 60.0)
         fleet = FleetSchema([Remote(delay_s=1000.0), Remote()])
-        assert await asyncio.wait_for(fleet.claim(0, S), 30.0) == S  # the shard that claims is not waited for
+        assert await asyncio.wait_for(fleet.claim_schema(0, S), 30.0) == S  # the shard that claims is not waited for
         patch.setattr(fleet_schema, "_ASK_S", 0.2)
         fleet = FleetSchema([Remote(delay_s=1000.0), Remote("S")])
-        assert await asyncio.wait_for(fleet.current(), 30.0) == S
+        assert await asyncio.wait_for(fleet.schema(), 30.0) == S
 
 
 @in_loop
 async def test_the_schema_is_free_only_if_no_shard_holds_it() -> None:
     shards = [Remote("S"), Remote()]
     fleet = FleetSchema(shards)
-    assert not await fleet.free()
+    assert not await fleet.free_schema()
     shards[0].schema = None
     shards[1].dead = True  # it may hold rows
-    assert await fleet.current() == S
-    assert not await fleet.free()
+    assert await fleet.schema() == S
+    assert not await fleet.free_schema()
     shards[1].dead = False
     shards[0].delay_s = 0.1
-    freed, claimed = await asyncio.gather(fleet.free(), fleet.claim(1, T))
+    freed, claimed = await asyncio.gather(fleet.free_schema(), fleet.claim_schema(1, T))
     assert not freed  # a write came in between
     assert claimed == S
-    assert await fleet.free()
-    assert await fleet.current() is None
-    assert await fleet.claim(1, T) == T
+    assert await fleet.free_schema()
+    assert await fleet.schema() is None
+    assert await fleet.claim_schema(1, T) == T

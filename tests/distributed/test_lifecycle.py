@@ -136,7 +136,7 @@ def _check_names(cluster: Any) -> None:
 
 
 def _check_kept_fleet(cluster: Any, rb: ShardedReplayBuffer) -> None:
-    fleet = rb._connection.fleet
+    fleet = rb._fleet
     assert cluster.get(fleet.actor.totals.remote()) == (ROWS, 0)  # the limiter has its counts
     assert set(rb.sample()["x"].tolist()) <= set(range(ROWS))
     rb.pinned(1).extend({"x": torch.arange(ROWS, 2 * ROWS)})
@@ -244,7 +244,7 @@ def _check_left_actors(cluster: Any) -> None:
     make = partial(ShardedReplayBuffer, 1, storage=STORAGE, name="half", remote_config=NO_CPU)
     rb = make()
     cluster.kill(rb.actors[0])
-    rb._connection.fleet.names.wait_until_free(["shard-0000"])
+    rb._fleet.names.wait_until_free(["shard-0000"])
     check_lost(calls_of(rb), "closed, by close() of one of its handles or by ray.kill()")
     with pytest.raises(LostBufferError, match=r"'half' is gone, .* ostinato:half:fleet is left of it: end it with"):
         ShardedReplayBuffer.attach("half")
@@ -252,8 +252,8 @@ def _check_left_actors(cluster: Any) -> None:
         make()
     rb.close()
     with closing(make()) as rb:  # the name is free
-        cluster.kill(rb._connection.fleet.actor)
-        rb._connection.fleet.names.wait_until_free(["fleet"])
+        cluster.kill(rb._fleet.actor)
+        rb._fleet.names.wait_until_free(["fleet"])
         with pytest.raises(LostBufferError, match=r"no complete ShardedReplayBuffer: 1 actor\(s\) are left .*-0000"):
             ShardedReplayBuffer.attach("half")
 

@@ -21,7 +21,7 @@ from ostinato.distributed.ray_client import CONCURRENCY_GROUPS
 from ostinato.errors import WaitTimeoutError
 
 from ..threads import together
-from .handles import LONG_S, handle_of, kill, until
+from .handles import LONG_S, kill, until
 
 if TYPE_CHECKING:
     from ostinato import RayReplayBuffer
@@ -77,13 +77,13 @@ def test_readers_and_threads_divide_the_rows_of_a_queue(remote: Any) -> None:
     Four batches are left: a handle with prefetch takes up to three more than its threads read, which no other one gets.
     """
     rb = remote(QUEUE, QueueSampler, 32, 3)
-    other = handle_of(rb, prefetch=0)
+    other = rb._handle(prefetch=0)
 
     def read(handle: RayReplayBuffer) -> list[int]:
         found = [row for batch in islice(handle, 5) for row in batch["x"].tolist()]  # leaving it loses nothing
         return found + [row for _ in range(5) for row in handle.sample()["x"].tolist()]
 
-    writers = [partial(write, handle_of(rb), 1000 * i, 1000 * i + 176) for i in range(2)]
+    writers = [partial(write, rb._handle(), 1000 * i, 1000 * i + 176) for i in range(2)]
     _, _, *parts = together(*writers, *[partial(read, handle) for handle in (rb, rb, other, other)])
     left = [row for _ in range(4) for row in rb.sample()["x"].tolist()]
     assert sorted(left + [row for part in parts for row in part]) == [*range(176), *range(1000, 1176)]
@@ -135,7 +135,7 @@ def test_a_dropped_handle_leaves_nothing_and_a_closed_stream_is_opened_again(rem
     rb = remote(QUEUE, QueueSampler, prefetch=2)
     rb.extend(rows(0, 96))
     before = rb.apply(_count_streams)
-    mine = handle_of(rb, prefetch=2)
+    mine = rb._handle(prefetch=2)
     mine.sample()
     batches = iter(mine)
     next(batches)
@@ -195,7 +195,7 @@ def test_killed_readers_lose_the_batches_requested_ahead(processes: Any, remote:
     rb = remote(QUEUE, QueueSampler, 32)
     workers = [hired(processes), hired(processes)]
     for worker, prefetch in zip(workers, (0, 2), strict=True):
-        worker.read.remote(handle_of(rb, prefetch=prefetch))
+        worker.read.remote(rb._handle(prefetch=prefetch))
     rb.extend(rows(0, 16))
     until(lambda: rb.apply(_counts)[1] == 16)
     for worker in workers:

@@ -70,14 +70,14 @@ async def test_the_file_names_the_fields_and_keeps_the_counts_of_the_limiter(tmp
     )
     await limits.begin()
     await limits.give_back(-40, -10)
-    state = await limits.state()
+    state = await limits.limits()
     write_fleet(tmp_path, 2, rb.storage.schema, state)
     saved = read_fleet(tmp_path)
     assert saved is not None
     assert (saved["fields"], saved["shards"]) == (["'obs': float32[3]"], 2)
-    assert await fresh.restore(saved["limiter"]) is None
-    assert await fresh.state() == state
-    differing = await other.restore(saved["limiter"])
+    assert await fresh.restore_limits(saved["limiter"]) is None
+    assert await fresh.limits() == state
+    differing = await other.restore_limits(saved["limiter"])
     assert differing is not None
     assert "samples_per_insert=0.3 (now 0.6)" in differing
     assert await other.totals() == (0, 0)

@@ -35,7 +35,7 @@ def rows(n: int, first: int = 0) -> dict[str, torch.Tensor]:
 
 def totals(cluster: Any, rb: ShardedReplayBuffer) -> tuple[int, int]:
     """Return the rows written and drawn, as the limiter counts them."""
-    found: tuple[int, int] = cluster.get(rb._connection.fleet.actor.totals.remote())
+    found: tuple[int, int] = cluster.get(rb._fleet.actor.totals.remote())
     return found
 
 
@@ -109,7 +109,7 @@ def test_calls_time_out_while_the_limiter_is_stopped(cluster: Any, remade: Any) 
     rb = remade(RateLimiter(samples_per_insert=1, error_buffer=1000))
     rb.extend(rows(16))
     quick = rb._handle(call_timeout_s=1.0)
-    with stopped(cluster, rb._connection.fleet.actor):
+    with stopped(cluster, rb._fleet.actor):
         assert rb.stats().rows == len(rb) == 16, "the shards answer"
         for call in (partial(quick.sample, timeout_s=0.5), partial(quick.extend, rows(8), timeout_s=0.5)):
             found = outcome(call)

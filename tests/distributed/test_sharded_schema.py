@@ -86,7 +86,7 @@ def test_restarted_actors_keep_the_schema(shards: ShardedReplayBuffer, cluster: 
     shards.checkpoint()  # of no rows
     shards.pinned(0).extend(FLOATS)
     shards.pinned(1).extend(FLOATS)
-    cluster.kill(shards._connection.fleet.actor, no_restart=False)
+    cluster.kill(shards._fleet.actor, no_restart=False)
     with pytest.raises(SchemaError):
         shards.pinned(2).extend(OTHER)
     cluster.kill(shards.actors[1], no_restart=False)

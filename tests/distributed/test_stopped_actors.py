@@ -21,7 +21,7 @@ from ostinato import (
 from ostinato.errors import LostBufferError, NoAnswerError, OptionError
 
 from .calls import BY_NAME, SHARD_TIMED, SHARD_UNTIMED, TIMED, UNTIMED, UPDATE, rows
-from .handles import all_at_once, handle_of, outcome, stopped, until
+from .handles import all_at_once, outcome, stopped, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -76,7 +76,7 @@ def one(cluster: Any) -> Iterator[RayReplayBuffer]:
 
 def quick(rb: RayReplayBuffer, **more: Any) -> RayReplayBuffer:
     """Return a handle whose calls have little time."""
-    return handle_of(rb, call_timeout_s=CALL_S, **more)
+    return rb._handle(call_timeout_s=CALL_S, **more)
 
 
 def test_times_of_calls_are_checked_before_anything_is_sent(one: RayReplayBuffer, fleet: ShardedReplayBuffer) -> None:

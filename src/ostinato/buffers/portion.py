@@ -12,7 +12,6 @@ import torch
 from ostinato.buffers.checkpoint.save import save_buffer
 from ostinato.buffers.checkpoint.state import check_loadable
 from ostinato.buffers.mixing import reader_of
-from ostinato.buffers.options import own
 from ostinato.buffers.pipeline import Batch
 from ostinato.buffers.policy_versions import check_age
 from ostinato.buffers.rate_limit import RateLimiter
@@ -238,12 +237,6 @@ def describe_updates(buffer: ReplayBuffer) -> dict[str, Any]:
     """Return what the arguments of updates are checked by; see `Reader.least_index` and `steps_of`."""
     engine = buffer._engine  # noqa: SLF001 (same package)
     return {"least_index": engine.least_index, "steps": steps_of(engine)}
-
-
-def read_own(buffer: ReplayBuffer, index: Any) -> Any:
-    """Return `buffer[index]` as a copy, whole as of one moment."""
-    with buffer._engine.lock:  # noqa: SLF001 (same package)
-        return own(buffer[index])
 
 
 def check_update(buffer: ReplayBuffer, given: dict[str, Any]) -> None:

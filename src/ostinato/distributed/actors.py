@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from ostinato._optional import require
 from ostinato.buffers import ReplayBuffer, ReplayBufferEnsemble, TensorDictReplayBuffer
+from ostinato.buffers.options import own
 from ostinato.buffers.pipeline import END, Pass
 from ostinato.buffers.portion import (
     Portion,
@@ -23,7 +24,7 @@ from ostinato.buffers.portion import (
     check_update,
     describe_updates,
     drawn,
-    read_own,
+    lock_of,
     reseed,
     save_counted,
     update_stored,
@@ -31,8 +32,8 @@ from ostinato.buffers.portion import (
 )
 from ostinato.distributed.checkpoints import CheckedCheckpoint, begin_saving, check_era, read_fleet, write_fleet
 from ostinato.distributed.deadlines import CALL_TIMEOUT_S, POLL_S
-from ostinato.distributed.fleet_schema import FleetSchemaClient, OwnSchema, ShardSchema, dump_schema, show_schema
-from ostinato.distributed.ray_client import CLOSED, RETRY, Closed, Retry, ray, where
+from ostinato.distributed.fleet_schema import FleetSchemaClient, ShardSchema, dump_schema, show_schema
+from ostinato.distributed.ray_client import CLOSED, ITSELF, RETRY, Closed, Retry, ray, where
 from ostinato.distributed.save_failures import SaveLog
 from ostinato.distributed.serialization import Serialized, decode, encode, encode_small, from_arguments
 from ostinato.durable.manifest import MANIFEST_NAME
@@ -134,15 +135,15 @@ class ShardSpec(NamedTuple):
     path: str | None
     every_s: float | None
     resume: bool
-    shard: int = 0
+    shard: int
     """Its number."""
-    shards: int = 1
+    shards: int
     """Number of shards of the fleet."""
-    fleet: tuple[str, str] | None = None
-    """Name and namespace of the `FleetActor`, by which a restarted shard finds it; None for a shard on its own."""
-    max_save_failures: int | None = None
-    """Periodic checkpoints that may fail in a row before writes raise; None for no bound."""
-    limited: bool = False
+    fleet: tuple[str, str]
+    """Name and namespace of the `FleetActor`, by which a restarted shard finds it."""
+    max_save_failures: int
+    """Periodic checkpoints that may fail in a row before writes raise."""
+    limited: bool
     """Whether the fleet has a rate limiter, whose counts are saved."""
 
 
@@ -197,14 +198,18 @@ def _describe(buffer: ReplayBuffer) -> dict[str, Any]:
 
 # -- calls ------------------------------------------------------------------------------------------------------------
 
+_READS = frozenset({"__getitem__", "read_all_in_order"})
+"""Methods of buffers that may return views of rows."""
+
 
 def _call(buffer: ReplayBuffer, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call a method of the buffer, or read a property; None if the result is the buffer itself."""
-    if name == "__getitem__":
-        return read_own(buffer, *args)
-    found = getattr(buffer, name)
-    result = found(*args, **kwargs) if callable(found) else found
-    return None if result is buffer else result
+    """Call a method of the buffer, or read a property; `ITSELF` if the result is the buffer. Rows are copied."""
+    with lock_of(buffer) if name in _READS else contextlib.nullcontext():  # no row changes while it is copied
+        found = getattr(buffer, name)
+        result = found(*args, **kwargs) if callable(found) else found
+        if name in _READS:
+            result = own(result)
+    return ITSELF if result is buffer else result
 
 
 def poll_once(
@@ -551,7 +556,7 @@ class ShardActor:
         begin_era(buffer, era)
         if restarted:
             reseed(buffer, (spec.buffer.seed or 0) ^ era)
-        schema = ShardSchema(buffer, OwnSchema() if spec.fleet is None else FleetSchemaClient(spec.shard, self._fleet))
+        schema = ShardSchema(buffer, FleetSchemaClient(spec.shard, self._fleet))
         if restarted:
             # The fleet may have been reset since the checkpoint: the rows are gone for all then. An actor of the fleet
             # that does not answer is asked again before the next rows are stored.
@@ -565,7 +570,7 @@ class ShardActor:
         Raises:
             ValueError: It is gone for good.
         """
-        name, namespace = self._spec.fleet or ("", "")
+        name, namespace = self._spec.fleet
         return require("ray", "ray").get_actor(name, namespace=namespace)
 
     @property
@@ -703,10 +708,7 @@ class ShardActor:
 
     def _save_fleet(self, directory: Path) -> None:
         """Write what a checkpoint says about the whole fleet."""
-        spec = self._spec
-        if spec.fleet is None:
-            return
-        limits = None
+        spec, limits = self._spec, None
         if spec.limited:
             # Without an answer the checkpoint has no counts: they begin with its rows when it is loaded.
             with contextlib.suppress(ValueError, ray().exceptions.RayError):
@@ -745,9 +747,8 @@ class ShardActor:
 
     def _report_saves(self) -> None:
         """Let the other shards know of failures, or of their end."""
-        if self._spec.fleet is not None:
-            with contextlib.suppress(ValueError):  # the fleet has ended
-                self._fleet().report_save.remote(self._spec.shard, self._saves.own)
+        with contextlib.suppress(ValueError):  # the fleet has ended
+            self._fleet().report_save.remote(self._spec.shard, self._saves.own)
 
     def _keep_saving(self, every_s: float) -> None:
         buffer, path = self._parts.buffer, str(self._spec.path)

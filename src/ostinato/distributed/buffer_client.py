@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias, final
+from typing import TYPE_CHECKING, Any, final
 
 from ostinato.distributed.actor_names import check_connected
 from ostinato.distributed.deadlines import Callee, Deadline
@@ -12,10 +12,9 @@ from ostinato.distributed.serialization import Serialized, decode, encode
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["BufferClient", "Time"]
+    from ostinato.distributed.remote import Time
 
-Time: TypeAlias = float | Deadline | None
-"""The time of a call: in seconds, None for the default, or the deadline of a call that this one is a part of."""
+__all__ = ["BufferClient"]
 
 
 @final
@@ -34,7 +33,7 @@ class BufferClient:
         self.actor = actor
         self.info = info
         self.call_timeout_s = call_timeout_s
-        self._update_method = actor.call.options(concurrency_group="update")
+        self._methods = {"answer": actor.call.options(concurrency_group="update"), "work": actor.call}
         self._polling = {name: actor.call_polling.options(concurrency_group=name) for name in ("write", "read")}
 
     @property
@@ -78,21 +77,19 @@ class BufferClient:
         self.info = self.result(self.actor.describe.remote(), "describe", deadline)
         return self.info
 
-    def call(self, time: Time, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method of the buffer that neither writes nor samples, or read a property."""
-        return self._call(self.actor.call, self.deadline(time), name, args, kwargs)
+    def call(self, kind: str, time: Time, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of the buffer, or read a property.
 
-    def update(self, time: Time, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method that never waits for readers or writers."""
-        return self._call(self._update_method, self.deadline(time), name, args, kwargs)
-
-    def work(self, time: Time, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method that may work for long."""
-        return self._call(self.actor.call, self.working(time), name, args, kwargs)
-
-    def _call(self, method: Any, deadline: Deadline, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        Args:
+            kind: "answer" if it never waits for readers or writers, and has threads of its own; "work" else.
+            time: Its deadline.
+            name: The buffer's method or property.
+            *args: Its arguments.
+            **kwargs: Its keyword arguments.
+        """
+        deadline = self.deadline(time)
         self.check_open(name, deadline)
-        return decode(self.result(method.remote(encode((name, args, kwargs))), name, deadline))
+        return decode(self.result(self._methods[kind].remote(encode((name, args, kwargs))), name, deadline))
 
     def poll(self, group: str, timeout_s: float | None, name: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method that may wait for readers or writers, in as many polls as needed.

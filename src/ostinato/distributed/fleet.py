@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast, final
 
 from ostinato._optional import require
+from ostinato.buffers.rate_limit import RateLimiter
 from ostinato.distributed.actor_names import FLEET, ActorNames, claiming, find, first_answer, shard_part
 from ostinato.distributed.actors import ShardActor, ShardSpec
 from ostinato.distributed.checkpoints import check_same_schema
 from ostinato.distributed.deadlines import Callee
-from ostinato.distributed.fleet_actor import FleetActor
-from ostinato.distributed.rate_limits import check_minimum, warn_of_rules
-from ostinato.distributed.ray_client import START_TIMEOUT_S, ray, result_of, start_actor, wait_until_ready
-from ostinato.distributed.serialization import to_arguments
+from ostinato.distributed.fleet_schema import FleetSchema
+from ostinato.distributed.rate_limits import RateLimits, check_minimum, warn_of_rules
+from ostinato.distributed.ray_client import START_TIMEOUT_S, ray, result_of, start_actor, wait_until_ready, where
+from ostinato.distributed.save_failures import FailureBroadcast
+from ostinato.distributed.serialization import from_arguments, to_arguments
+from ostinato.distributed.shard_updates import ShardInfo
 from ostinato.errors import LostBufferError, NoAnswerError, OptionError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from ostinato.buffers.rate_limit import RateLimiter
-
 __all__ = [
     "Fleet",
+    "FleetActor",
     "Placement",
     "attach_fleet",
     "check_placement",
@@ -127,7 +129,7 @@ def _reserve(bundles: list[dict[str, Any]], strategy: str, *, detached: bool) ->
 
 
 class Fleet(NamedTuple):
-    """The actors, and the options of the constructor that handles need. May be pickled."""
+    """The actors, and the options of the constructor that handles need: the state of a handle. May be pickled."""
 
     names: ActorNames
     placement: Placement
@@ -147,6 +149,22 @@ class Fleet(NamedTuple):
     """Where the shards were at the start; empty if that is unknown."""
     place: Callee = Callee(_NAME)
     """Where the `FleetActor` was at the start."""
+    described: ShardInfo | None = None
+    """Properties of the shards; None in the copy of the `FleetActor`."""
+    home: int | None = None
+    """Shard that the handle writes to; None takes the one after that of the previous handle."""
+    client: bool = False
+    """Whether the handle came from `client()`, and must not end the actors."""
+
+    @property
+    def info(self) -> ShardInfo:
+        """Properties of the shards."""
+        return cast("ShardInfo", self.described)
+
+    @property
+    def waits(self) -> bool:
+        """Whether readers and writers may wait for each other."""
+        return self.info.waits or self.rate_limiter is not None
 
     def why_gone(self) -> str | None:
         """Return why all shards are gone for good; None if one of them lives or is being restarted."""
@@ -160,9 +178,35 @@ class Fleet(NamedTuple):
         self.names.wait_until_free([FLEET, *map(shard_part, range(len(self.shards)))], timeout_s)
 
 
+@final
+class FleetActor(RateLimits, FleetSchema, FailureBroadcast):
+    """The actor that holds what all handles and shards share. Its calls wait as coroutines of one thread.
+
+    If it dies, Ray restarts it with the same arguments, and the parts rebuild their state from the shards.
+
+    Args:
+        *fleet: The `Fleet`, as `to_arguments` returns it.
+    """
+
+    def __init__(self, *fleet: bytes) -> None:
+        self._fleet: Fleet = from_arguments(fleet)
+        shards = self._fleet.shards
+        RateLimits.__init__(self, self._fleet.rate_limiter or RateLimiter(), shards)
+        FleetSchema.__init__(self, shards)
+        FailureBroadcast.__init__(self, shards)
+
+    async def ready(self) -> dict[str, Any]:
+        """Return where the actor is: it has started."""
+        return where()
+
+    async def fleet(self) -> Fleet:
+        """Return the fleet, for a handle that attaches."""
+        return self._fleet
+
+
 def start_fleet(
     fleet: Fleet, specs: Sequence[ShardSpec], remote_config: Mapping[str, Any], saved: Mapping[str, Any] | None = None
-) -> tuple[Fleet, dict[str, Any]]:
+) -> Fleet:
     """Start the shards and the `FleetActor`, and wait until all are ready.
 
     If that fails, all are ended and the reserved resources are removed before the error is raised.
@@ -174,7 +218,7 @@ def start_fleet(
         saved: What the checkpoint that the shards begin with says about all of them; None for nothing.
 
     Returns:
-        The fleet with its actors, and the description of a shard.
+        The fleet with its actors.
 
     Raises:
         CheckpointError: Shards begin with rows of different schemas.
@@ -206,7 +250,7 @@ def start_fleet(
         placement.remove()
         raise
     places = tuple(Callee(f"shard {i} of {len(shards)}").at(one) for i, one in enumerate(described))
-    return fleet._replace(actor=actor, places=places, place=place), described[0]
+    return fleet._replace(actor=actor, places=places, place=place, described=ShardInfo.of(described[0]))
 
 
 def start_fleet_actor(fleet: Fleet, remote_config: Mapping[str, Any]) -> Any:
@@ -222,8 +266,8 @@ def start_fleet_actor(fleet: Fleet, remote_config: Mapping[str, Any]) -> Any:
     return ray().remote(**merged)(FleetActor).remote(*to_arguments(fleet, kept=fleet.names.detached))
 
 
-def attach_fleet(names: ActorNames, timeout_s: float) -> tuple[Fleet, dict[str, Any]]:
-    """Find a fleet by its name; return it, and the description of a shard.
+def attach_fleet(names: ActorNames, timeout_s: float) -> Fleet:
+    """Find a fleet by its name.
 
     Raises:
         LostBufferError: There is none, its shards are gone for good, or none answers within `timeout_s`.
@@ -243,7 +287,7 @@ def attach_fleet(names: ActorNames, timeout_s: float) -> tuple[Fleet, dict[str, 
             raise LostBufferError(msg)
         try:
             calls = [shard.describe.remote() for shard in fleet.shards]
-            return fleet, first_answer(calls, until - time.monotonic(), name)
+            return fleet._replace(described=ShardInfo.of(first_answer(calls, until - time.monotonic(), name)))
         except NoAnswerError:
             raise
         except LostBufferError:

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 __all__ = [
     "FleetSchema",
     "FleetSchemaClient",
-    "OwnSchema",
     "SchemaRegister",
     "ShardSchema",
     "dump_schema",
@@ -64,7 +63,6 @@ def _alike(one: Schema, other: Schema) -> bool:
 # -- in the actor of the fleet ----------------------------------------------------------------------------------------
 
 
-@final
 class FleetSchema:
     """The schema that is fixed, if any. Its methods are coroutines of one thread.
 
@@ -83,12 +81,12 @@ class FleetSchema:
         self._claims = 0
         self._claiming: set[int] = set()
 
-    async def current(self) -> bytes | None:
+    async def schema(self) -> bytes | None:
         """Return the schema of the fleet; None if none is fixed."""
         await self._ask_once()
         return self._fixed
 
-    async def claim(self, shard: int, schema: bytes) -> bytes:
+    async def claim_schema(self, shard: int, schema: bytes) -> bytes:
         """Fix the schema of rows that a shard has stored, unless one is fixed; return the one that is fixed."""
         self._claiming.add(shard)
         try:
@@ -100,7 +98,7 @@ class FleetSchema:
             self._fixed = schema
         return self._fixed
 
-    async def free(self) -> bool:
+    async def free_schema(self) -> bool:
         """Forget the schema if no shard holds it; return whether none is fixed now.
 
         It stays if a shard does not answer, since this may hold rows.
@@ -163,21 +161,6 @@ class SchemaRegister(Protocol):
 
     def free(self) -> None:
         """Let the schema go if no shard holds it. Does not wait."""
-
-
-@final
-class OwnSchema:
-    """The register of a shard that belongs to no fleet: its own rows fix the schema."""
-
-    def current(self) -> None:
-        """Return None: no other shard fixes a schema."""
-
-    def claim(self, schema: Schema) -> Schema:
-        """Return the schema."""
-        return schema
-
-    def free(self) -> None:
-        """Do nothing."""
 
 
 @final

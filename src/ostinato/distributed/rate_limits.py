@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import bisect
+import contextlib
 import math
 import threading
 import time
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Kind",
-    "Notifier",
     "RateLimitClient",
     "RateLimits",
     "RowCounter",
@@ -41,25 +41,6 @@ _FINAL_COUNT_S = 0.25
 
 
 # -- counting rows ----------------------------------------------------------------------------------------------------
-
-
-@final
-class Notifier:
-    """Wakes coroutines that wait for a change."""
-
-    def __init__(self) -> None:
-        self._event = asyncio.Event()
-
-    def notify(self) -> None:
-        """Wake all that wait now."""
-        self._event.set()
-        self._event = asyncio.Event()
-
-    async def wait(self, seconds: float | None) -> None:
-        """Wait for the next `notify`, at most `seconds`."""
-        waiter = asyncio.ensure_future(self._event.wait())
-        await asyncio.wait([waiter], timeout=seconds)
-        waiter.cancel()
 
 
 @final
@@ -90,7 +71,7 @@ class RowCounter:
         self._underway = 0  # rows of draws allowed in the interval before: a shard may not have received them yet
         self._requested = self._begun = 0
         self._task: asyncio.Future[None] | None = None
-        self._counted = Notifier()
+        self._counted = asyncio.Condition()
 
     @property
     def least(self) -> int:
@@ -119,10 +100,9 @@ class RowCounter:
 
     async def wait_for(self, number: int, seconds: float | None = None) -> None:
         """Wait for a count, at most `seconds`."""
-        clock = asyncio.get_running_loop().time
-        until = None if seconds is None else clock() + seconds
-        while self.finished < number and (until is None or clock() < until):
-            await self._counted.wait(None if until is None else until - clock())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds), self._counted:
+                await self._counted.wait_for(lambda: self.finished >= number)
 
     async def _keep_counting(self) -> None:
         clock = asyncio.get_running_loop().time
@@ -130,7 +110,8 @@ class RowCounter:
             while self._begun < self._requested or self._needed():
                 next_count = clock() + _COUNT_EVERY_S
                 await self._count()
-                self._counted.notify()
+                async with self._counted:
+                    self._counted.notify_all()
                 self._changed()
                 await asyncio.sleep(max(0.0, next_count - clock()))
         finally:
@@ -138,10 +119,7 @@ class RowCounter:
 
     async def _count(self) -> None:
         self._begun += 1
-        written, drawn = (
-            self._written,
-            self._drawn,
-        )  # later calls are added to this count
+        written, drawn = self._written, self._drawn  # later calls are added to this count
         called = [i for i in range(len(self._shards)) if i not in self._open]
         self._open |= {i: asyncio.ensure_future(_drawable(self._shards[i])) for i in called}
         if called:
@@ -197,7 +175,6 @@ class _Side:
         return [call.rows for call in self.waiting]
 
 
-@final
 class RateLimits:
     """The limiter of all shards. Calls wait as coroutines of one thread, so their number is not limited by threads.
 
@@ -372,13 +349,13 @@ class RateLimits:
         self._begun = True
         self._admit()
 
-    async def state(self) -> dict[str, Any]:
+    async def limits(self) -> dict[str, Any]:
         """Return the counts, and the rules that they were counted under."""
         await self._start()
         return self._flow.state_dict()
 
-    async def restore(self, state: dict[str, Any] | None) -> str | None:
-        """Restore counts that `state` returned; under other rules, and with None, reset them to the rows present.
+    async def restore_limits(self, state: dict[str, Any] | None) -> str | None:
+        """Restore counts that `limits` returned; under other rules, and with None, reset them to the rows present.
 
         Returns:
             What differs in the rules, in words; None for nothing.
@@ -392,10 +369,6 @@ class RateLimits:
     async def totals(self) -> tuple[int, int]:
         """Return the rows written and drawn since the counts began."""
         return self._flow.written, self._flow.drawn
-
-    async def num_counts(self) -> int:
-        """Return how often the rows were counted."""
-        return self._counter.finished
 
     @property
     def _short(self) -> bool:
@@ -489,26 +462,16 @@ class RateLimitClient:
         check_connected()
         deadline = Deadline.of_wait(timeout_s, self.limiter.timeout_s, self._call_timeout_s)
         while True:
-            found = self._request(kind, rows, timeout_s, deadline, min_rows)
-            if found is not None:
-                return Permit(found, deadline.wait_left_s)
-
-    def _request(
-        self, kind: Kind, rows: int, timeout_s: float | None, deadline: Deadline, min_rows: int | None
-    ) -> int | None:
-        """Call the actor once; return the rows that it has allowed, None if the call must be made again."""
-        waited_s = deadline.elapsed_s
-        call = self.actor.acquire.remote(kind, rows, timeout_s, waited_s, min_rows)
-        if not finishes(call, deadline.silence_left_s(time.monotonic())):
-            self._abandon(call, kind)
-            msg = (
-                f"a {kind} of {rows} row(s) waited {min(deadline.wait_s, deadline.elapsed_s):.3g} s for the rate "
-                f"limiter, but {self._callee} does not answer: it is stopped, overloaded, or being restarted; "
-                "nothing has changed, try again"
-            )
-            raise NoPermitError(msg)
-        found = self._result(call)
-        return None if found is RETRY else int(found)
+            call = self.actor.acquire.remote(kind, rows, timeout_s, deadline.elapsed_s, min_rows)
+            try:
+                found = self._answer(call, deadline.silence_left_s(time.monotonic()))
+            except NoPermitError as error:
+                self._abandon(call, kind)
+                waited_s = min(deadline.wait_s, deadline.elapsed_s)
+                msg = f"a {kind} of {rows} row(s) waited {waited_s:.3g} s for the rate limiter, but {error}"
+                raise NoPermitError(msg) from None
+            if found is not RETRY:
+                return Permit(int(found), deadline.wait_left_s)
 
     def can(self, kind: Kind, rows: int, deadline: Deadline) -> bool:
         """Return whether a call would proceed at once.
@@ -518,11 +481,7 @@ class RateLimitClient:
             NoPermitError: The actor does not answer until the deadline.
         """
         check_connected()
-        call = self.actor.can.remote(kind, rows)
-        if not finishes(call, deadline.left_s):
-            msg = f"{self._callee} has not answered for {deadline.elapsed_s:.3g} s: it is stopped, or being restarted"
-            raise NoPermitError(msg)
-        return bool(self._result(call))
+        return bool(self._answer(self.actor.can.remote(kind, rows), deadline.left_s))
 
     def _abandon(self, call: Any, kind: Kind) -> None:
         """Give the rows of a call back if it is allowed after its client has given up."""
@@ -551,11 +510,7 @@ class RateLimitClient:
             NoPermitError: It does not answer within `timeout_s`.
         """
         check_connected()
-        call = self.actor.totals.remote()
-        if not finishes(call, timeout_s):
-            msg = f"{self._callee} has not answered for {timeout_s:g} s: it is stopped, busy, or being restarted"
-            raise NoPermitError(msg)
-        written, drawn = self._result(call)
+        written, drawn = self._answer(self.actor.totals.remote(), timeout_s)
         return written, drawn
 
     def restore(self, saved: dict[str, Any] | None, deadline: Deadline) -> None:
@@ -569,7 +524,7 @@ class RateLimitClient:
             LostBufferError: The actor is dead.
             NoPermitError: It does not answer until the deadline, or for `call_timeout_s`.
         """
-        warn_of_rules(self._answer(self.actor.restore_limits.remote((saved or {}).get("limiter")), deadline))
+        warn_of_rules(self._count(self.actor.restore_limits.remote((saved or {}).get("limiter")), deadline))
 
     def begin(self, deadline: Deadline) -> None:
         """Reset the counts to the rows that are present.
@@ -578,27 +533,26 @@ class RateLimitClient:
             LostBufferError: The actor is dead.
             NoPermitError: It does not answer until the deadline, or for `call_timeout_s`.
         """
-        self._answer(self.actor.begin.remote(), deadline)
+        self._count(self.actor.begin.remote(), deadline)
 
-    def _answer(self, call: Any, deadline: Deadline) -> Any:
+    def _count(self, call: Any, deadline: Deadline) -> Any:
         """Return the result of a call that counts the rows in the shards."""
-        if not finishes(call, min(deadline.left_s, self._call_timeout_s)):
-            msg = (
-                f"{self._callee} does not answer: it resets the counts of the rate limiter when it continues; the rows "
-                "are in place already"
-            )
-            raise NoPermitError(msg)
-        return self._result(call)
+        note = "it resets the counts of the rate limiter when it continues, and the rows are in place already"
+        return self._answer(call, min(deadline.left_s, self._call_timeout_s), note)
 
-    def _result(self, reference: Any) -> Any:
-        """Return the result of a call to the actor that has ended.
+    def _answer(self, call: Any, seconds: float, note: str = "nothing has changed, try again") -> Any:
+        """Return the result of a call to the actor.
 
         Raises:
             LostBufferError: The actor is dead.
+            NoPermitError: It does not answer in time.
             OstinatoError: The actor raised it.
         """
+        if not finishes(call, seconds):
+            msg = f"{self._callee} does not answer: it is stopped, overloaded, or being restarted; {note}"
+            raise NoPermitError(msg)
         try:
-            return result_of(reference, _NAME)
+            return result_of(call, _NAME)
         except LostBufferError as error:
             self._check_gone()
             reason = short_message(error.__cause__ or error)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CLOSED",
     "CONCURRENCY_GROUPS",
+    "ITSELF",
     "RETRY",
     "START_TIMEOUT_S",
     "Closed",
@@ -48,7 +49,7 @@ __all__ = [
 
 CONCURRENCY_GROUPS = {"write": 32, "read": 32, "update": 8, "probe": 1}
 """Threads of an actor for each kind of call: readers that wait for rows never block writers, nor writers readers.
-Calls that never wait (priorities, edits, reads by index) have their own, and so have probes."""
+Calls that never wait (priorities, edits, reads, counts) have their own, and so have probes."""
 START_TIMEOUT_S = 120.0
 """How long to wait for a new actor."""
 _NO_LIMIT_S = 1e8
@@ -71,6 +72,7 @@ class _Signal(Enum):
 
     RETRY = "retry"
     CLOSED = "closed"
+    ITSELF = "itself"
 
 
 RETRY: Final = _Signal.RETRY
@@ -79,6 +81,8 @@ Retry: TypeAlias = Literal[_Signal.RETRY]
 CLOSED: Final = _Signal.CLOSED
 """Result of a request for batches of a stream that the actor does not have, or has closed."""
 Closed: TypeAlias = Literal[_Signal.CLOSED]
+ITSELF: Final = _Signal.ITSELF
+"""Result of a method of a buffer that returns the buffer."""
 
 
 # -- starting ---------------------------------------------------------------------------------------------------------

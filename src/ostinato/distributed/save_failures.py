@@ -123,7 +123,6 @@ class SaveLog:
 # -- in the actor of the fleet ----------------------------------------------------------------------------------------
 
 
-@final
 class FailureBroadcast:
     """Passes the failures of each shard to all others, so that their answers carry them to every handle.
 
@@ -140,7 +139,7 @@ class FailureBroadcast:
         self._changed = False
         self._task: asyncio.Future[None] | None = None
 
-    async def report(self, shard: int, failure: SaveFailure | None) -> None:
+    async def report_save(self, shard: int, failure: SaveFailure | None) -> None:
         """Record that the checkpoints of a shard fail, or (None) that they succeed again."""
         before = self._failures.get(shard)
         if failure is None:

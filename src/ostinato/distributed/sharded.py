@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from operator import methodcaller
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, Unpack, final
+from typing import TYPE_CHECKING, Any, Literal, Unpack, final
 
 import torch
 
-from ostinato.buffers import BufferStats, ReplayBuffer
+from ostinato.buffers import BufferStats, ReplayBuffer, TensorDictReplayBuffer
 from ostinato.buffers.options import check_generator, check_prefetch, check_seconds, check_size, positive
 from ostinato.buffers.rate_limit import check_min_batch
 from ostinato.buffers.stats import combine
 from ostinato.buffers.updates import UpdateQueue
-from ostinato.distributed.actor_names import FLEET, check_free, connect, names_of, take_names
+from ostinato.distributed.actor_names import FLEET, check_free, take_names
 from ostinato.distributed.actors import BufferSpec, ShardSpec
 from ostinato.distributed.batch_stream import ShardPrefetcher
 from ostinato.distributed.checkpoints import (
@@ -30,37 +31,33 @@ from ostinato.distributed.deadlines import CALL_TIMEOUT_S, Deadline, check_call_
 from ostinato.distributed.fleet import Fleet, attach_fleet, check_placement, reserve_placement, start_fleet
 from ostinato.distributed.rate_limits import RateLimitClient, check_limiter
 from ostinato.distributed.ray_client import init_ray, pop_service, ray, result_by
+from ostinato.distributed.remote import Method, RemoteBuffer, Time, named, remote
 from ostinato.distributed.routing import MAX_SHARDS, join_index
 from ostinato.distributed.sampling import RowConsumer, ShardSampler
-from ostinato.distributed.serialization import Serialized
 from ostinato.distributed.shard_client import ShardClient
-from ostinato.distributed.shard_updates import update_shards
-from ostinato.distributed.snapshot import read_age
-from ostinato.distributed.writing import (
-    ShardInfo,
-    ShardWriter,
+from ostinato.distributed.shard_updates import (
     delete_rows,
     one_shard,
     parse_batch_update,
     parse_shard_update,
-    split_update,
+    update_shards,
+    write_priorities,
 )
+from ostinato.distributed.snapshot import read_age
+from ostinato.distributed.writing import ShardWriter
 from ostinato.durable.progress import SHARDS, Progress
-from ostinato.errors import LostBufferError, NoAnswerError, OptionError, UsageError
+from ostinato.errors import NoAnswerError, OptionError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from concurrent.futures import Future
+    from collections.abc import Callable, Mapping
     from contextlib import AbstractContextManager
-    from types import TracebackType
 
     from torch import Tensor
 
     from ostinato.buffers import ConditionalUpdateResult
     from ostinato.buffers.options import AnyBufferOptions
     from ostinato.buffers.rate_limit import RateLimiter
-    from ostinato.buffers.trajectory_view import Trajectory
-    from ostinato.buffers.updates import PriorityUpdate
+    from ostinato.distributed.actor_names import ActorNames
     from ostinato.durable.progress import ProgressOption
 
 __all__ = ["ShardedReplayBuffer"]
@@ -96,27 +93,12 @@ def _check_options(
             raise OptionError(msg)
 
 
-class _Connection(NamedTuple):
-    """What a handle needs to reach the shards; it is what pickled handles hold."""
-
-    fleet: Fleet
-    info: ShardInfo
-    home: int | None = None
-    """Shard to write to; None takes the one after that of the previous handle."""
-    client: bool = False
-    """Whether the handle came from `client()`, and must not end the service."""
-
-    @property
-    def waits(self) -> bool:
-        """Whether readers and writers may wait for each other."""
-        return self.info.waits or self.fleet.rate_limiter is not None
-
-
 # -- the handle -------------------------------------------------------------------------------------------------------
 
 
+@named
 @final
-class ShardedReplayBuffer:
+class ShardedReplayBuffer(RemoteBuffer):
     """Several replay buffers, each in a Ray actor, that are sampled as one. This is a handle to them.
 
     A batch has the distribution of a single buffer with all rows: uniform, or in proportion to priorities, with the
@@ -232,44 +214,14 @@ class ShardedReplayBuffer:
         ]
         sticky = route == "sticky"
         fleet = Fleet(names, place, rate_limiter, shard_timeout_s, age_s, prefetch, sticky, directory, call_s)
-        fleet, described = start_fleet(fleet, specs, actor_options, saved)
-        self._connect(_Connection(fleet, ShardInfo.of(described)), generator)
+        self._connect(start_fleet(fleet, specs, actor_options, saved), generator)
 
     @classmethod
-    def attach(
-        cls,
-        name: str,
-        namespace: str | None = None,
-        *,
-        timeout_s: float = 60.0,
-        ray_init_config: Mapping[str, Any] | None = None,
-    ) -> Self:
-        """Return a handle to the buffer that was made with `name`, by any program that is connected to the cluster.
+    def _find(cls, names: ActorNames, timeout_s: float) -> dict[str, Any]:
+        return attach_fleet(names, timeout_s)._asdict()
 
-        It is like the handle of the constructor: its `close` ends the buffer for all.
-
-        Args:
-            name: The name.
-            namespace: Namespace of the name, if the constructor got one.
-            timeout_s: Longest wait for the actors, some of which may be restarting.
-            ray_init_config: Arguments of `ray.init`, if this process is not connected to Ray yet; None connects to the
-                cluster of this machine, or to that of `RAY_ADDRESS`.
-
-        Raises:
-            LostBufferError: There is no such buffer, or its shards are gone for good.
-            NoAnswerError: Its actors do not answer in time.
-            OptionError: The name is invalid.
-        """
-        check_seconds("timeout_s", timeout_s)
-        names = names_of("ShardedReplayBuffer", name, namespace)
-        connect(ray_init_config)
-        fleet, described = attach_fleet(names, timeout_s)
-        handle = object.__new__(cls)
-        handle.__setstate__({"connection": _Connection(fleet, ShardInfo.of(described))})
-        return handle
-
-    def _connect(self, connection: _Connection, generator: torch.Generator | None) -> None:
-        fleet, info = connection.fleet, connection.info
+    def _connect(self, fleet: Fleet, generator: torch.Generator | None) -> None:
+        info = fleet.info
         shards = ShardClient(fleet.shards, fleet.shard_timeout_s, fleet.why_gone, fleet.call_timeout_s)
         shards.record_places(fleet.places)
         limiter = None
@@ -279,34 +231,51 @@ class ShardedReplayBuffer:
             )
             shards.on_change = limiter.recount
         age_s = fleet.snapshot_age_s
-        consumer = RowConsumer(shards, waits=connection.waits, snapshot_age_s=age_s) if info.counting else None
-        self._connection = connection
+        consumer = RowConsumer(shards, waits=fleet.waits, snapshot_age_s=age_s) if info.counting else None
+        self._fleet = fleet
         self._limiter = limiter
         self._shards = shards
         self._updates = UpdateQueue()
         sampler = ShardSampler(shards, generator, limiter, consumer, age_s)
         self._batches = ShardPrefetcher(sampler, fleet.prefetch)
-        self._writer = ShardWriter(shards, limiter, waits=info.waits, sticky=fleet.sticky, home=connection.home)
+        self._writer = ShardWriter(shards, limiter, waits=info.waits, sticky=fleet.sticky, home=fleet.home)
 
     def __getstate__(self) -> dict[str, Any]:
         """A pickled handle reaches the same shards; it has a home shard and a random seed of its own."""
-        return {"connection": self._connection}
+        return self._fleet._asdict()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Connect to the shards."""
         generator = torch.Generator()
         generator.seed()
-        self._connect(state["connection"], generator)
+        self._connect(Fleet(**state), generator)
 
-    def __enter__(self) -> Self:
-        """Return the handle; the end of the block calls `close`."""
-        return self
+    _another = "with resume=True for its rows"
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Close the buffer, for all handles."""
-        self.close()
+    def _silent(self) -> object:
+        return self._shards.name_silent()
+
+    # -- calls --------------------------------------------------------------------------------------------------------
+
+    def _within(self, method: str, time: Time, *, works: bool = False) -> AbstractContextManager[Deadline]:
+        """Make the calls in a block end by a deadline: of work, or of a call that the shards answer at once."""
+        limit_s = self._fleet.call_timeout_s
+        if not isinstance(time, Deadline):
+            time = Deadline.of_work(time, limit_s) if works else Deadline.of_call(time, limit_s)
+        return self._shards.within(method, time)
+
+    def _call(self, method: Method, time: Time, *args: Any, **kwargs: Any) -> Any:
+        works = method.kind == "work"
+        with self._within(method.name, time, works=works) as deadline:
+            if method.drops:
+                self._batches.drop()
+            if method.via is not None:
+                return method.via(self, deadline, *args, **kwargs)
+            if works or kwargs:
+                found = self._shards.call_all("apply", methodcaller(method.name, *args, **kwargs))
+            else:
+                found = self._shards.call_all("call", method.name, *args)
+            return method.reduce(list(found.values()))
 
     # -- properties ---------------------------------------------------------------------------------------------------
 
@@ -328,31 +297,17 @@ class ShardedReplayBuffer:
     @property
     def batch_size(self) -> int | None:
         """Rows of a batch; None if the constructor got no `batch_size`."""
-        return self._connection.info.batch_size
+        return self._fleet.info.batch_size
 
     @property
     def rate_limiter(self) -> RateLimiter | None:
         """The limiter; None if the constructor got none."""
-        return self._connection.fleet.rate_limiter
+        return self._fleet.rate_limiter
 
     @property
     def limiter_counts(self) -> tuple[int, int] | None:
         """Rows written and rows drawn, as the rate limiter counts them for its ratio; None without one."""
-        return None if self._limiter is None else self._limiter.totals(self._connection.fleet.call_timeout_s)
-
-    @property
-    def write_count(self) -> int:
-        """Rows written since the shards were made or emptied; rows that a shard lost with its actor do not count."""
-        with self._answering("write_count"):
-            return sum(int(found) for found in self._shards.call_all("call", "write_count").values())
-
-    def _answering(self, method: str, timeout_s: float | None = None) -> AbstractContextManager[Deadline]:
-        """Make the calls in a block end by the deadline of a call that the shards answer at once."""
-        return self._shards.within(method, Deadline.of_call(timeout_s, self._connection.fleet.call_timeout_s))
-
-    def _working(self, method: str, timeout_s: float | None = None) -> AbstractContextManager[Deadline]:
-        """Make the calls in a block end by the deadline of a call that may work for long."""
-        return self._shards.within(method, Deadline.of_work(timeout_s, self._connection.fleet.call_timeout_s))
+        return None if self._limiter is None else self._limiter.totals(self._fleet.call_timeout_s)
 
     def pinned(self, shard: int) -> ShardedReplayBuffer:
         """Return a handle that writes to one shard, whatever the route; to the next one while that is missing.
@@ -361,83 +316,6 @@ class ShardedReplayBuffer:
             OptionError: There is no such shard.
         """
         return self._handle(sticky=True, home=self._check_shard(shard))
-
-    def _handle(self, **changes: Any) -> ShardedReplayBuffer:
-        """Return another handle of the same shards, with other fields of the connection or its fleet."""
-        connection = self._connection
-        own = {name: changes.pop(name) for name in _Connection._fields if name in changes}
-        handle = object.__new__(ShardedReplayBuffer)
-        changed = {"fleet": connection.fleet._replace(**changes), **own}
-        handle.__setstate__({"connection": connection._replace(**changed)})
-        return handle
-
-    # -- names of TorchRL's services ----------------------------------------------------------------------------------
-
-    @property
-    def service_backend(self) -> str:
-        """Where the rows are: "ray", in actors."""
-        return "ray"
-
-    @property
-    def transport_kind(self) -> str:
-        """What carries rows and batches: "ray", the object store of Ray."""
-        return "ray"
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether a shard answers; shards that do not are left out with a warning."""
-        try:
-            return self._is_open()
-        except NoAnswerError:
-            return False
-
-    def _is_open(self) -> bool:
-        """Return whether the buffer was not closed; raise `NoAnswerError` if no shard answers."""
-        try:
-            with self._answering("is_alive"):
-                return bool(self._shards.call_all("call", "is_alive"))
-        except NoAnswerError:
-            raise
-        except LostBufferError:
-            return False
-
-    def start(self) -> Self:
-        """Return the handle: the actors are started by the constructor.
-
-        Raises:
-            NoAnswerError: No shard answers.
-            UsageError: The buffer was closed.
-        """
-        if not self._is_open():
-            msg = "A closed ShardedReplayBuffer cannot be restarted: make another one, with resume=True for its rows"
-            raise UsageError(msg)
-        return self
-
-    def client(self) -> ShardedReplayBuffer:
-        """Return a handle that cannot end the buffer: its `close` and `shutdown` drop its prefetched batches only.
-
-        It may be pickled. It has its own batches requested ahead and its own random seed.
-
-        Raises:
-            NoAnswerError: No shard answers.
-            UsageError: The buffer was closed.
-        """
-        return self.clients(1)[0]
-
-    def clients(self, num_clients: int) -> list[ShardedReplayBuffer]:
-        """Return handles for as many readers, each like that of `client()`.
-
-        Raises:
-            KindError: The number is not an integer.
-            NoAnswerError: No shard answers.
-            OptionError: It is below 1.
-            UsageError: The buffer was closed.
-        """
-        number = positive("num_clients", num_clients)
-        if not self._is_open():
-            msg = "ShardedReplayBuffer is closed: make another one, with resume=True for its rows"
-            raise UsageError(msg)
-        return [self._handle(client=True) for _ in range(number)]
 
     def shutdown(self, timeout: float | None = None) -> None:
         """Finish the updates submitted by this handle, then `close`.
@@ -458,32 +336,23 @@ class ShardedReplayBuffer:
 
         Example: `rb.apply(lambda rb: setattr(rb.sampler, "beta", 0.7))`.
         """
-        with self._working("apply", timeout_s):
+        with self._within("apply", timeout_s, works=True):
             return list(self._shards.call_all("apply", function, *args).values())
 
     def report(self, *, timeout_s: float | None = None) -> list[ShardReport]:
         """Return the state of each shard."""
-        with self._answering("report", timeout_s):
+        with self._within("report", timeout_s):
             return report_shards(self._shards)
 
     def stats(self, *, timeout_s: float | None = None) -> BufferStats:
         """Return counts of rows, draws, ages and waits of the present shards; an age counts rows of the same shard."""
-        with self._answering("stats", timeout_s):
+        with self._within("stats", timeout_s):
             total = combine(list(self._shards.call_all("call", "stats").values()), None)
         return dataclasses.replace(total, prefetch_ready=self._batches.ready)
 
-    def __len__(self) -> int:
-        """Rows in the present shards."""
-        with self._answering("len"):
-            return sum(int(rows) for rows in self._shards.call_all("call", "__len__").values())
-
-    def __bool__(self) -> bool:
-        """Whether there are rows."""
-        return len(self) > 0
-
     def __repr__(self) -> str:
         """Shards and options; makes no remote call."""
-        fleet = self._connection.fleet
+        fleet = self._fleet
         name = f"name={fleet.names.name!r}, " if fleet.names.given else ""
         route = "sticky" if fleet.sticky else "round_robin"
         return (
@@ -512,156 +381,46 @@ class ShardedReplayBuffer:
         shard, slots = self._writer.write("extend", data, timeout_s, update_priority=update_priority)
         return join_index(shard, slots)
 
-    def update_priority(
-        self, index: Any, priority: Any = None, generation: Any = None, *, timeout_s: float | None = None
-    ) -> None:
-        """Set priorities, each in the shard of its row; see `ReplayBuffer.update_priority`.
+    def _update_priority(self, _: Deadline, index: Any, priority: Any = None, generation: Any = None) -> None:
+        update = parse_shard_update(self._fleet.info, index, priority, generation)
+        write_priorities(self._shards, self._fleet.info, update)
 
-        Priorities of rows in a missing shard are dropped; with generations, so are those of rows that a shard has lost,
-        even if other rows are in their slots now.
+    def _update_tensordict_priority(self, _: Deadline, data: Any) -> None:
+        write_priorities(self._shards, self._fleet.info, parse_batch_update(self._fleet.info, data))
 
-        Raises:
-            PriorityError: Priorities are negative, NaN or infinite; the message names them, and nothing is changed.
-            SlotError: An index names no shard; nothing is changed.
-        """
-        with self._answering("update_priority", timeout_s):
-            self._write_priorities(parse_shard_update(self._connection.info, index, priority, generation))
+    def _delete(self, _: Deadline, index: Any, generation: Any = None) -> Tensor:
+        return delete_rows(self._shards, self._fleet.info, index, generation)
 
-    def update_tensordict_priority(self, data: Any, *, timeout_s: float | None = None) -> None:
-        """Set the priorities of the rows of a sample to its values under the shards' `priority_key`.
+    def _update_if_present(self, _: Deadline, **given: Any) -> ConditionalUpdateResult:
+        return update_shards(self._shards, self._fleet.info, **given)
 
-        Raises:
-            KeyMissingError: The index or the priorities are missing.
-            PriorityError: Priorities are negative, NaN or infinite; nothing is changed.
-        """
-        with self._answering("update_tensordict_priority", timeout_s):
-            self._write_priorities(parse_batch_update(self._connection.info, data))
+    def _synchronize(self, deadline: Deadline) -> None:
+        self._settle(deadline)
 
-    def _write_priorities(self, update: PriorityUpdate | None) -> None:
-        if update is None:
-            self._shards.check_gone()
-            return
-        parts = split_update(update, self.num_shards, self._connection.info.capacity)
-        present = self._shards.present()
-        arguments = {i: ("update_priority", *map(Serialized, part)) for i, part in parts.items() if i in present}
-        self._shards.call("call", arguments, "update")
-
-    def delete(self, index: Any, generation: Any = None, *, timeout_s: float | None = None) -> Tensor:
-        """Delete rows, each in its shard; see `ReplayBuffer.delete`. Batches prefetched by this handle are dropped.
-
-        Args:
-            index: Shard and slot, as `extend` and `sample` give them, int64 of any shape; or a sample, or its info.
-            generation: Generations of the same rows, as `sample` gives them (`index_generation`). Without them rows of
-                a shard that was restarted since are deleted by their slots, whatever rows are there now.
-            timeout_s: When the answer is due; None is `call_timeout_s`.
-
-        Returns:
-            Which rows were there, and are deleted: bool of the shape of the index. Rows of a missing shard are not.
-
-        Raises:
-            SlotError: An index names no shard, or no slot of its shard; nothing is changed.
-        """
-        with self._answering("delete", timeout_s):
-            self._batches.drop()
-            return delete_rows(self._shards, self._connection.info, index, generation)
-
-    def update_if_present(
-        self,
-        *,
-        index: Any,
-        generation: Any,
-        patch: Mapping[Any, Any] | Any = None,
-        version_key: str | tuple[str, ...] | None = None,
-        version: Any = None,
-        require_newer: bool = False,
-        priority: Any = None,
-        timeout_s: float | None = None,
-    ) -> ConditionalUpdateResult:
-        """Change fields and priorities of rows that are still there, each in its shard.
-
-        Rows in a missing shard, or lost with one, count as not there. Each shard changes its rows at one moment, all
-        shards at once; arguments that are wrong raise before any of them has changed a row.
-
-        Args:
-            index: Shard and slot, as `extend` and `sample` give them.
-            generation: As `sample` gives it (`index_generation`).
-            patch: See `ReplayBuffer.update_if_present`, as for all others.
-            version_key: See there.
-            version: See there.
-            require_newer: See there.
-            priority: See there.
-            timeout_s: When the answer is due; None is `call_timeout_s`.
-
-        Returns:
-            What became of each row, in the order of `index`.
-
-        Raises:
-            LostBufferError: No shard answers.
-            SlotError: An index names no shard; nothing is changed.
-        """
-        with self._answering("update_if_present", timeout_s):
-            return update_shards(
-                self._shards,
-                self._connection.info,
-                index,
-                generation,
-                patch,
-                version_key=version_key,
-                version=version,
-                require_newer=require_newer,
-                priority=priority,
-            )
-
-    def submit_update_if_present(
-        self,
-        *,
-        index: Any,
-        generation: Any,
-        patch: Mapping[Any, Any] | Any = None,
-        version_key: str | tuple[str, ...] | None = None,
-        version: Any = None,
-        require_newer: bool = False,
-        priority: Any = None,
-        timeout_s: float | None = None,
-    ) -> Future[ConditionalUpdateResult]:
-        """Do `update_if_present` in a thread of this process, in the order of submission.
-
-        Arguments are kept by reference until it is done: do not change them before.
-
-        Returns:
-            The future result. An error is also raised by the next `synchronize`, `shutdown`, `checkpoint` or `dumps` of
-            this handle, once; these wait for the updates that it has submitted.
-        """
-        deadline = Deadline.of_call(timeout_s, self._connection.fleet.call_timeout_s)
-
-        def update() -> ConditionalUpdateResult:
-            with self._shards.within("update_if_present", deadline):
-                return self.update_if_present(
-                    index=index,
-                    generation=generation,
-                    patch=patch,
-                    version_key=version_key,
-                    version=version,
-                    require_newer=require_newer,
-                    priority=priority,
-                )
-
-        return self._updates.submit(update, None)
-
-    def synchronize(self, *, timeout_s: float | None = None) -> None:
-        """Wait until updates that this handle submitted are written.
-
-        Raises:
-            NoAnswerError: They are not in time.
-            Exception: The first error of one of them.
-        """
-        with self._answering("synchronize", timeout_s) as deadline:
-            self._settle(deadline)
-
-    def _settle(self, deadline: Deadline) -> None:
-        if not self._updates.wait(deadline.left_s):
-            raise deadline.error(self._shards.name_silent(), "update_if_present")
-        self._updates.settle()
+    update_priority = remote(
+        ReplayBuffer.update_priority,
+        note="Priorities of rows in a missing shard are dropped; with generations, so are those of rows that a shard "
+        "has lost, even if other rows are in their slots now.",
+        via=_update_priority,
+    )
+    update_tensordict_priority = remote(
+        TensorDictReplayBuffer.update_tensordict_priority, via=_update_tensordict_priority
+    )
+    delete = remote(
+        ReplayBuffer.delete,
+        note="Each row is deleted in its shard; those of a missing shard are not. Without generations rows of a shard "
+        "that was restarted since are deleted by their slots, whatever rows are there now. Batches prefetched by this "
+        "handle are dropped.",
+        drops=True,
+        via=_delete,
+    )
+    update_if_present = remote(
+        ReplayBuffer.update_if_present,
+        note="Rows in a missing shard, or lost with one, count as not there. Each shard changes its rows at one "
+        "moment, all shards at once; arguments that are wrong raise before any of them has changed a row.",
+        via=_update_if_present,
+    )
+    synchronize = remote(ReplayBuffer.synchronize, via=_synchronize)
 
     def empty(self, shard: int | None = None, *, timeout_s: float | None = None) -> None:
         """Remove the rows of all present shards, or of one; their saved checkpoints change with the next one.
@@ -676,7 +435,7 @@ class ShardedReplayBuffer:
             OptionError: There is no such shard.
             LostBufferError: This one shard does not answer.
         """
-        with self._answering("empty", timeout_s) as deadline:
+        with self._within("empty", timeout_s) as deadline:
             self._batches.drop()
             if shard is None:
                 self._shards.call_all("call", "empty")
@@ -697,7 +456,7 @@ class ShardedReplayBuffer:
             OptionError: There is no such shard.
             LostBufferError: A shard does not answer; the others are reset, and the schema stays.
         """
-        with self._answering("reset", timeout_s) as deadline:
+        with self._within("reset", timeout_s) as deadline:
             self._batches.drop()
             self._call_shards("reset", shard, what="they keep rows and schema")
             if shard is None and self._free_schema(deadline):
@@ -717,7 +476,7 @@ class ShardedReplayBuffer:
         return shard
 
     def _free_schema(self, deadline: Deadline) -> bool:
-        fleet = self._connection.fleet
+        fleet = self._fleet
         deadline.check_open(fleet.place, "reset")
         return bool(result_by(fleet.actor.free_schema.remote(), fleet.actor, fleet.place, "reset", deadline))
 
@@ -763,83 +522,21 @@ class ShardedReplayBuffer:
             NoAnswerError: No shard answers, or one is silent that `timeout_s` is too short to leave out.
             WaitTimeoutError: Too few rows were written in time.
         """
-        connection = self._connection
-        size = check_size(batch_size, self.batch_size, fixed=bool(connection.fleet.prefetch))
-        whole = "prefetch, whose batches were drawn before" if connection.fleet.prefetch else None
-        check_min_batch(min_batch, size, partial=connection.waits or connection.info.counting, whole=whole)
+        fleet = self._fleet
+        size = check_size(batch_size, self.batch_size, fixed=bool(fleet.prefetch))
+        whole = "prefetch, whose batches were drawn before" if fleet.prefetch else None
+        check_min_batch(min_batch, size, partial=fleet.waits or fleet.info.counting, whole=whole)
         batch, info = self._batches.next(size, timeout_s, max_age, min_batch)
         return (batch, info) if return_info else batch
 
-    def can_sample(self, batch_size: int | None = None, *, timeout_s: float | None = None) -> bool:
-        """Whether `sample` would return a batch at once: shards have rows for it, and the rate limiter allows it.
+    def _can_sample(self, _: Deadline, batch_size: int | None = None) -> bool:
+        return self._batches.can_draw(check_size(batch_size, self.batch_size, fixed=False), self.batch_size)
 
-        Makes no draw and waits for no writer. A snapshot: other processes may write and draw before the next call.
+    def _can_insert(self, _: Deadline, rows: int = 1) -> bool:
+        return self._writer.can_write(positive("rows", rows))
 
-        Args:
-            batch_size: Rows; None takes the constructor's.
-            timeout_s: When the answer is due; None is `call_timeout_s`.
-
-        Raises:
-            UsageError: There is no batch size.
-            LostBufferError: No shard answers.
-            WaitTimeoutError: The limiter's actor does not answer.
-        """
-        size = check_size(batch_size, self.batch_size, fixed=False)
-        with self._answering("can_sample", timeout_s):
-            return self._batches.can_draw(size, self.batch_size)
-
-    def can_insert(self, rows: int = 1, *, timeout_s: float | None = None) -> bool:
-        """Whether a write of so many rows would go ahead at once: the rate limiter, and a full queue, let it.
-
-        Always True without both. The rows themselves are not checked. A snapshot, as that of `can_sample`.
-
-        Args:
-            rows: Rows of one call of `extend`.
-            timeout_s: When the answer is due; None is `call_timeout_s`.
-
-        Raises:
-            OptionError: `rows` is below 1.
-            LostBufferError: No shard answers.
-            WaitTimeoutError: The limiter's actor does not answer.
-        """
-        with self._answering("can_insert", timeout_s):
-            return self._writer.can_write(positive("rows", rows))
-
-    def __iter__(self) -> Iterator[Any]:
-        """Iterate over batches without end.
-
-        Raises:
-            UsageError: The constructor got no `batch_size`.
-        """
-        if self.batch_size is None:
-            msg = "Cannot iterate over the replay buffer. Batch_size was not specified when it was made"
-            raise UsageError(msg)
-        while True:
-            yield self.sample()
-
-    def query(
-        self,
-        predicate: Callable[[Trajectory], Any] | None = None,
-        *,
-        trajectory_key: str | tuple[str, ...] | None = None,
-        timeout_s: float | None = None,
-    ) -> list[Trajectory]:
-        """Return the trajectories in present shards for which a predicate holds; see `ReplayBuffer.query`.
-
-        The predicate runs in the actors; shards follow one another. With `route="sticky"` a trajectory of one writer is
-        in one shard, else its rows may be in several, and each part counts as a trajectory.
-        """
-        with self._working("query", timeout_s):
-            parts = self.apply(lambda buffer: buffer.query(predicate, trajectory_key=trajectory_key))
-        return [one for part in parts for one in part]
-
-    def next(self) -> Any:
-        """Return the next batch, for callers without a `for` loop.
-
-        Raises:
-            UsageError: The constructor got no `batch_size`.
-        """
-        return next(iter(self))
+    can_sample = remote(ReplayBuffer.can_sample, note="Shards have rows for it, and the limiter.", via=_can_sample)
+    can_insert = remote(ReplayBuffer.can_insert, via=_can_insert)
 
     def __getitem__(self, index: Any) -> Any:
         """Read rows by an index that `extend` or `sample` returned: a number, or a tensor of rows of one shard. Copy.
@@ -849,7 +546,7 @@ class ShardedReplayBuffer:
             NoAnswerError: The shard is missing.
         """
         shard, slots = one_shard(index, self.num_shards)
-        with self._answering("__getitem__"):
+        with self._within("__getitem__", None):
             found = self._shards.call("call", {shard: ("__getitem__", slots)}, "read")
         if shard not in found:
             msg = f"{self._shards.callee(shard)}, which has these rows, does not answer: {self._shards.missing[shard]}"
@@ -872,11 +569,11 @@ class ShardedReplayBuffer:
         Raises:
             UsageError: The constructor got no `checkpoint_dir`.
         """
-        directory = self._connection.fleet.directory
+        directory = self._fleet.directory
         if directory is None:
             msg = "there is no checkpoint_dir: give one to the constructor, or call dumps(path)"
             raise UsageError(msg)
-        with Progress(progress, "save", unit=SHARDS), self._working("checkpoint", timeout_s) as deadline:
+        with Progress(progress, "save", unit=SHARDS), self._within("checkpoint", timeout_s, works=True) as deadline:
             self._settle(deadline)
             found = save_shards(self._shards, directory)
         return [found.get(i, {"write_count": 0})["write_count"] for i in range(self.num_shards)]
@@ -891,10 +588,10 @@ class ShardedReplayBuffer:
 
         Raises:
             LostBufferError: A shard is missing; the others are saved.
+            Exception: The first error of an update that this handle submitted.
         """
-        self._updates.settle()
         directory = Path(path).absolute()
-        with Progress(progress, "save", unit=SHARDS), self._working("dumps", timeout_s) as deadline:
+        with Progress(progress, "save", unit=SHARDS), self._within("dumps", timeout_s, works=True) as deadline:
             self._settle(deadline)
             saved = save_shards(self._shards, directory)
         require_all(self._shards, range(self.num_shards), saved, f"{directory} has no new checkpoint of these")
@@ -928,7 +625,7 @@ class ShardedReplayBuffer:
         if shard is not None:
             self._check_shard(shard)
         directory = Path(path).absolute()
-        with Progress(progress, "load", unit=SHARDS), self._working("loads", timeout_s) as deadline:
+        with Progress(progress, "load", unit=SHARDS), self._within("loads", timeout_s, works=True) as deadline:
             self._batches.drop()
             saved = load_shards(self._shards, directory, shard)
             if shard is None and self._limiter is not None:
@@ -936,30 +633,14 @@ class ShardedReplayBuffer:
             else:
                 self._reset_limiter(deadline, shard)
 
-    def save(self, path: str | Path, *, progress: ProgressOption = None, timeout_s: float | None = None) -> None:
-        """Do `dumps`."""
-        self.dumps(path, progress=progress, timeout_s=timeout_s)
-
-    def dump(self, path: str | Path, *, progress: ProgressOption = None, timeout_s: float | None = None) -> None:
-        """Do `dumps`."""
-        self.dumps(path, progress=progress, timeout_s=timeout_s)
-
-    def load(self, path: str | Path, *, progress: ProgressOption = None, timeout_s: float | None = None) -> None:
-        """Do `loads`."""
-        self.loads(path, progress=progress, timeout_s=timeout_s)
-
-    def close(self) -> None:
-        """End the actors, and with them the rows, for all handles: later calls raise `LostBufferError`.
-
-        Checkpoints stay. May be called again. On a handle of `client()` it drops its prefetched batches, and no more.
-        """
-        self._end(None)
+    save = dump = dumps
+    load = loads
 
     def _end(self, timeout_s: float | None) -> None:
         self._updates.close()
         self._batches.drop()
-        if self._connection.client or self._shards.closed:
+        if self._fleet.client or self._shards.closed:
             return
         self._shards.closed = True
         if ray().is_initialized():  # else the actors ended with Ray, or are out of reach
-            self._connection.fleet.end(timeout_s)
+            self._fleet.end(timeout_s)

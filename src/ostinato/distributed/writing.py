@@ -1,193 +1,23 @@
-"""Writing to shards: rows to one shard each, and priorities to the shards that hold their rows."""
+"""Writing rows to shards, each to one of them."""
 
 from __future__ import annotations
 
 import time
-import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
-import numpy as np
-import torch
-from torch import Tensor
-
 from ostinato.buffers.rate_limit import RateLimiter, replayable
-from ostinato.buffers.updates import (
-    PriorityUpdate,
-    parse_update,
-    priorities_of_batch,
-    read_generations,
-    rows_by_owner,
-    rows_of_sample,
-)
 from ostinato.core import kinds
-from ostinato.core.index import Slots, read_integers, read_slots
 from ostinato.distributed.deadlines import GRACE_S, Deadline
 from ostinato.distributed.ray_client import RETRY, finishes, probe, ray
-from ostinato.distributed.routing import WriteOrder, split_index
+from ostinato.distributed.routing import WriteOrder
 from ostinato.distributed.serialization import Serialized
-from ostinato.errors import KindError, SlotError
-from ostinato.samplers.base import check_not_negative
-from ostinato.samplers.priorities import raise_invalid, reduce_items
+from ostinato.errors import KindError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from ostinato.distributed.rate_limits import RateLimitClient
     from ostinato.distributed.shard_client import ShardClient
 
-__all__ = [
-    "ShardInfo",
-    "ShardWriter",
-    "check_owners",
-    "count_rows",
-    "delete_rows",
-    "one_shard",
-    "parse_batch_update",
-    "parse_shard_update",
-    "split_update",
-]
-
-
-class ShardInfo(NamedTuple):
-    """Properties of the shards, which are the same for all."""
-
-    batch_size: int | None
-    prioritized: bool
-    priority_key: str | tuple[str, ...]
-    reduction: str
-    capacity: int
-    """Rows of one shard."""
-    counting: bool
-    """Whether draws consume rows."""
-    waits: bool
-    """Whether writes may wait for room in the shard, as with a queue."""
-    least_index: int = 0
-    """Smallest index of a row: 0, or -1 where that marks a row that was not kept."""
-    steps: int | None = 1
-    """Steps of an item, for which priorities may be given one by one: see `steps_of`."""
-
-    @classmethod
-    def of(cls, described: Mapping[str, Any]) -> ShardInfo:
-        """Return the properties that `ShardActor.describe` returned."""
-        return cls(*(described[name] for name in cls._fields))
-
-    def reduce(self, items: Tensor) -> Tensor:
-        """Reduce several priorities of each item, `[n, *shape]`, to one, float64 `[n]`."""
-        return reduce_items(items, self.reduction)
-
-
-# -- priorities -------------------------------------------------------------------------------------------------------
-
-
-def parse_shard_update(shards: ShardInfo, index: Any, priority: Any, generation: Any) -> PriorityUpdate | None:
-    """Parse the arguments of `update_priority`; None, with a warning, if the shards have no priorities.
-
-    Raises:
-        UsageError: There are no priorities.
-        PriorityError: Priorities are negative or not finite.
-        SlotError: An index is negative.
-    """
-    if not _has_priorities(shards):
-        return None
-    return _checked(parse_update(index, priority, generation, Slots(), shards.reduce, lambda: shards.steps), shards)
-
-
-def parse_batch_update(shards: ShardInfo, data: Any) -> PriorityUpdate | None:
-    """Parse the argument of `update_tensordict_priority`; see `parse_shard_update`."""
-    if not _has_priorities(shards):
-        return None
-    found = priorities_of_batch(data, shards.priority_key, shards.reduce, 1)
-    return _checked(parse_update(*found, Slots(), shards.reduce, lambda: shards.steps), shards)
-
-
-def _has_priorities(shards: ShardInfo) -> bool:
-    if not shards.prioritized:
-        msg = "update_priority() has no effect: the shards' sampler has no priorities; use PrioritizedSampler"
-        warnings.warn(msg, UserWarning, stacklevel=4)
-    return shards.prioritized
-
-
-def _checked(update: PriorityUpdate, shards: ShardInfo) -> PriorityUpdate:
-    """Check an update before it is divided among shards, so that an error names the positions given."""
-    check_not_negative(update.slots, least=shards.least_index)
-    priorities = update.priorities
-    if not bool(((priorities >= 0) & (priorities < torch.inf)).all()):
-        raise_invalid(priorities)
-    return update
-
-
-def split_update(update: PriorityUpdate, shards: int, capacity: int) -> dict[int, tuple[Tensor, Tensor, Tensor | None]]:
-    """Return slots, priorities and generations for each shard; rows that were not kept (-1) are left out.
-
-    Raises:
-        SlotError: An index names no shard, or no slot of its shard.
-    """
-    index, priorities, generations = update
-    owners, slots = split_index(index)
-    check_owners(owners, index, shards)
-    bad = slots >= capacity
-    if bool(bad.any()):
-        first = int(index[bad][0])
-        msg = f"index {first} is of no row: it names slot {int(slots[bad][0])} of a shard that holds {capacity}"
-        raise SlotError(msg)
-    parts = {}
-    for shard, at in rows_by_owner(owners).items():
-        parts[shard] = slots[at], priorities[at], None if generations is None else generations[at]
-    return parts
-
-
-def delete_rows(shards: ShardClient, info: ShardInfo, index: Any, generation: Any) -> Tensor:
-    """Delete rows, each in its shard; see `ShardedReplayBuffer.delete`.
-
-    Args:
-        shards: The shards.
-        info: Properties of the shards.
-        index: Rows, or a sample.
-        generation: Their generations.
-    """
-    index, generation = rows_of_sample(index, generation)
-    flat, batch = read_slots(index, Slots())
-    check_not_negative(flat, least=info.least_index)
-    generations = None if generation is None else read_generations(generation, flat)
-    positions = torch.arange(flat.shape[0], device="cpu")
-    parts = split_update(PriorityUpdate(flat, positions, generations), len(shards), info.capacity)
-    present = shards.present()
-    calls = {i: ("delete", Serialized(slots), Serialized(own)) for i, (slots, _, own) in parts.items() if i in present}
-    deleted = torch.zeros(flat.shape[0], dtype=torch.bool, device="cpu")
-    for i, found in shards.call("call", calls, "update").items():
-        deleted[parts[i][1]] = found
-    return deleted.reshape(batch)
-
-
-def one_shard(index: Any, shards: int) -> tuple[int, Any]:
-    """Return the shard of an index, and the slots there: a number for a number.
-
-    Raises:
-        SlotError: The index names no shard, or several.
-    """
-    if not isinstance(index, (int, Tensor, np.ndarray, np.integer, list)):
-        msg = f"rows of shards are read by what extend() or sample() gave, got {type(index).__name__}: {index!r}"
-        raise KindError(msg)
-    where = read_integers("index", index).to("cpu", torch.int64)
-    owners, slots = split_index(where)
-    check_owners(owners, where, shards)
-    found = sorted(set(owners.reshape(-1).tolist()))
-    if len(found) != 1 or found[0] < 0:
-        msg = f"an index must be of rows of one shard, got rows of {found}: read them shard by shard"
-        raise SlotError(msg)
-    return found[0], int(slots) if where.ndim == 0 else slots
-
-
-def check_owners(owners: Tensor, index: Tensor, shards: int) -> None:
-    """Raise `SlotError` if an index names a shard that does not exist; -1 names no row."""
-    bad = (owners >= shards) | (index < -1)
-    if bool(bad.any()):
-        first = int(index[bad].reshape(-1)[0])
-        msg = f"index {first} is of no shard: there are {shards}, and an index is what extend() or sample() gave"
-        raise SlotError(msg)
-
-
-# -- rows -------------------------------------------------------------------------------------------------------------
+__all__ = ["ShardWriter", "count_rows"]
 
 
 def count_rows(data: Any) -> int:

@@ -26,7 +26,7 @@ from ostinato import (
     TensorDictReplayBuffer,
     TensorStorage,
 )
-from ostinato.distributed.writing import ShardInfo, parse_shard_update
+from ostinato.distributed.shard_updates import ShardInfo, parse_shard_update
 from ostinato.errors import (
     KeyMissingError,
     KindError,
