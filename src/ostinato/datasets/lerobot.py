@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ostinato.datasets.columns import DatasetColumn
     from ostinato.datasets.open import Reading
 
-__all__ = ["lerobot_root", "read_lerobot", "recognizes_lerobot"]
+__all__ = ["lerobot_root", "read_lerobot", "recognizes_lerobot", "resembles_lerobot"]
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -65,6 +65,12 @@ def lerobot_root(path: Path) -> Path | None:
     if path.name == "meta" and (path / "info.json").is_file():
         return path.parent
     return path if (path / "meta" / "info.json").is_file() else None
+
+
+def resembles_lerobot(path: Path) -> bool:
+    """Return whether a path is a LeRobot dataset whose description may be missing."""
+    names = ("info.json", "episodes.jsonl", "tasks.jsonl", "tasks.parquet", "stats.json")
+    return any((path / "meta" / name).is_file() for name in names) or (path / "meta" / "episodes").is_dir()
 
 
 def read_lerobot(path: Path, reading: Reading) -> Contents:

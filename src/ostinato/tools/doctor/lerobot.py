@@ -8,20 +8,19 @@ import numpy as np
 
 from ostinato._optional import require
 from ostinato.core.options import number_of
-from ostinato.tools.doctor.arrow import column_problem, leaf_type, to_array
+from ostinato.datasets.arrow import column_problem, leaf_type, to_array
+from ostinato.datasets.checks import READ_ERRORS, Place, first_line
 from ostinato.tools.doctor.lerobot_metadata import read_metadata, whole_number
 from ostinato.tools.doctor.numbers import Moments
-from ostinato.tools.doctor.report import READ_ERRORS, Place, first_line
-from ostinato.tools.doctor.rows import RowChecks
 from ostinato.tools.doctor.statistics import wrong_statistics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from ostinato.tools.doctor.checks import Severity
+    from ostinato.datasets.checks import Severity
+    from ostinato.tools.doctor.examination import Collected
     from ostinato.tools.doctor.lerobot_metadata import EpisodeEntry, LeRobotMetadata
-    from ostinato.tools.doctor.report import Findings, Profile
 
 __all__ = ["LeRobotTables"]
 
@@ -39,21 +38,20 @@ class LeRobotTables:
 
     Args:
         root: the dataset.
-        findings: where findings are added.
-        profile: takes the numbers for plots.
+        look: the examination.
     """
 
-    def __init__(self, root: Path, findings: Findings, profile: Profile) -> None:
-        self.meta: LeRobotMetadata = read_metadata(root, findings)
-        self.rows = RowChecks(findings)
+    def __init__(self, root: Path, look: Collected) -> None:
+        self.meta: LeRobotMetadata = read_metadata(root, look)
+        self.rows = look.rows
         self.numbers: dict[int, int] = {}
         """Rows found of each episode."""
         self.starts: dict[int, int] = {}
         """First row of each episode found."""
         self.total = 0
         """Rows found."""
-        self._findings = findings
-        self._profile = profile
+        self._findings = look
+        self._profile = look.profile
         self._complete = True
         self._reported: set[tuple[str, str]] = set()
         self._used_tasks: set[int] = set()
@@ -70,7 +68,6 @@ class LeRobotTables:
         self._check_lengths()
         self._check_counts()
         self._check_tasks()
-        self.rows.finish(self._profile)
         self._check_statistics()
 
     # -- the metadata alone --------------------------------------------------------------------------------------------

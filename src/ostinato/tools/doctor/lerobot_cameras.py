@@ -10,8 +10,8 @@ import numpy as np
 
 from ostinato._optional import require
 from ostinato.core.options import number_of
-from ostinato.tools.doctor.cameras import CameraChecks, sampled_episodes, sampled_frames
-from ostinato.tools.doctor.report import READ_ERRORS, Place
+from ostinato.datasets.checks import READ_ERRORS, Place
+from ostinato.tools.doctor.cameras import sampled_episodes, sampled_frames
 from ostinato.tools.doctor.statistics import flat_numbers
 from ostinato.tools.doctor.video_file import BrokenFrameError, gray_frames, read_header
 
@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from ostinato.tools.doctor.cameras import CameraChecks
+    from ostinato.tools.doctor.examination import Collected
     from ostinato.tools.doctor.lerobot import LeRobotTables
     from ostinato.tools.doctor.lerobot_metadata import Clip, EpisodeEntry
-    from ostinato.tools.doctor.report import Findings, Profile
     from ostinato.tools.doctor.video_file import VideoHeader
 
 __all__ = ["LeRobotCameras"]
@@ -39,17 +40,14 @@ class LeRobotCameras:
 
     Args:
         tables: the tables, which were checked before.
-        findings: where findings are added.
-        profile: takes the numbers for plots.
-        full: decode all frames; else some of each episode.
+        look: the examination.
     """
 
-    def __init__(self, tables: LeRobotTables, findings: Findings, profile: Profile, *, full: bool) -> None:
+    def __init__(self, tables: LeRobotTables, look: Collected) -> None:
         self._tables = tables
         self._meta = tables.meta
-        self._findings = findings
-        self._profile = profile
-        self._full = full
+        self._findings = look
+        self._full = look.full
         self._chosen: set[int] = set()
         self.decoded = 0
         """Number of frames looked at."""
@@ -61,13 +59,12 @@ class LeRobotCameras:
         cameras = [*self._meta.cameras, *self._meta.images]
         done, total = 0, len(cameras) * max(len(numbers), 1)
         for name in cameras:
-            checks = CameraChecks(name, self._findings, self._tables.rows, self._meta.fps)
+            checks = self._findings.camera(name)
             files = self._check_video if name in self._meta.cameras else self._check_images
             for count in files(name, checks):
                 done += count
                 progress(min(done, total), total)
             self.decoded += checks.decoded
-            self._profile.cameras.append(checks.profile())
             self._check_statistics(name, checks.profile().brightness)
         self._check_unlisted()
 

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from ostinato._optional import require
-from ostinato.tools.doctor.report import READ_ERRORS, Place, first_line
+from ostinato.datasets.checks import READ_ERRORS, Place, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -3,50 +3,31 @@
 from __future__ import annotations
 
 import json
-import zipfile
-import zlib
 from collections import Counter
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ostinato.core.options import number_of
+from ostinato.datasets.checks import CHECKS, Place
 from ostinato.tools.datasets import rows_and_episodes
-from ostinato.tools.doctor.checks import CHECKS
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from ostinato.tools.doctor.checks import Severity
+    from ostinato.datasets.checks import Severity
 
 __all__ = [
-    "READ_ERRORS",
     "CameraProfile",
     "FieldProfile",
     "Finding",
     "Findings",
-    "Place",
     "Profile",
     "Report",
-    "first_line",
 ]
-
-READ_ERRORS: tuple[type[Exception], ...] = (OSError, ValueError, RuntimeError, LookupError, TypeError, AttributeError)
-READ_ERRORS += (EOFError, ArithmeticError, MemoryError, SyntaxError, zipfile.BadZipFile, zlib.error)
-"""What libraries raise for damaged files."""
 
 _KEPT = 20
 """Findings of one check that a report lists; further ones are counted."""
 _ORDER = ("error", "warning", "note")
-
-
-class Place(NamedTuple):
-    """Where a finding is; what does not apply is None. See `Finding`."""
-
-    file: str | None = None
-    episode: int | None = None
-    frame: int | None = None
-    field: str | None = None
-    camera: str | None = None
 
 
 _WHOLE = Place()
@@ -208,11 +189,6 @@ class Report:
         more = sum(self.omitted.values())
         shown = [number_of(counts[name], name) for name in ("error", "warning", "note")]
         return ", ".join(shown) + (f", {more:,} more not listed" if more else "")
-
-
-def first_line(error: BaseException) -> str:
-    """Return the message of an error on one line, its class if it has none."""
-    return (str(error).splitlines() or [""])[0] or type(error).__name__
 
 
 class Findings:
