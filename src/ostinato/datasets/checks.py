@@ -9,15 +9,20 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias,
 
 import numpy as np
 
+from ostinato.errors import DamagedFileError, MissingFileError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+    from pathlib import Path
 
 __all__ = [
     "CHECKS",
     "READ_ERRORS",
+    "WHOLE",
     "Check",
     "Examination",
     "Faults",
+    "FirstFault",
     "Pictures",
     "Place",
     "Severity",
@@ -123,6 +128,10 @@ class Place(NamedTuple):
     """Name of the camera."""
 
 
+WHOLE = Place()
+"""The whole dataset."""
+
+
 @final
 class Pictures:
     """Pictures that are stored encoded, one in each row.
@@ -145,8 +154,31 @@ class Pictures:
 class Faults(Protocol):
     """Takes faults. What adds one goes on with what it can still read, unless `add` raises."""
 
-    def add(self, check: str, message: str, place: Place = ..., *, severity: Severity | None = None) -> None:
+    def add(self, check: str, message: str, place: Place = WHOLE, *, severity: Severity | None = None) -> None:
         """Add what a check has found; its severity is the usual one of the check unless given."""
+
+
+@final
+class FirstFault:
+    """`Faults` that raises the first error; warnings and notes pass.
+
+    Args:
+        root: the dataset.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def add(self, check: str, message: str, place: Place = WHOLE, *, severity: Severity | None = None) -> None:
+        """Raise the error of a check.
+
+        Raises:
+            MissingFileError: if a file is missing.
+            DamagedFileError: for all other errors.
+        """
+        if (severity or CHECKS[check].severity) == "error":
+            msg = f"{self._root / (place.file or '')}: {message}"
+            raise (MissingFileError if check == "file-missing" else DamagedFileError)(msg)
 
 
 class Examination(Faults, Protocol):

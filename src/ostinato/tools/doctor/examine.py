@@ -145,8 +145,8 @@ def _open(path: Path, look: Collected) -> DatasetStorage | None:
 
 def _lerobot(path: Path, look: Collected) -> str:
     tables = LeRobotTables(path, look)
-    look.fps = tables.meta.fps
     tables.check(look.steps())
+    look.fps = tables.meta.fps
     cameras = LeRobotCameras(tables, look)
     cameras.check(look.steps())
     total = tables.total * (len(tables.meta.cameras) + len(tables.meta.images))

@@ -8,13 +8,13 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ostinato.core.options import number_of
-from ostinato.datasets.checks import CHECKS, Place
+from ostinato.datasets.checks import CHECKS, WHOLE
 from ostinato.tools.datasets import rows_and_episodes
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from ostinato.datasets.checks import Severity
+    from ostinato.datasets.checks import Place, Severity
 
 __all__ = [
     "CameraProfile",
@@ -28,9 +28,6 @@ __all__ = [
 _KEPT = 20
 """Findings of one check that a report lists; further ones are counted."""
 _ORDER = ("error", "warning", "note")
-
-
-_WHOLE = Place()
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +195,7 @@ class Findings:
         self._kept: dict[tuple[str, str], list[Finding]] = {}
         self._more: Counter[str] = Counter()
 
-    def add(self, check: str, message: str, place: Place = _WHOLE, *, severity: Severity | None = None) -> None:
+    def add(self, check: str, message: str, place: Place = WHOLE, *, severity: Severity | None = None) -> None:
         """Add a finding; its severity is the usual one of the check unless given."""
         known = CHECKS[check]
         severity = known.severity if severity is None else severity
