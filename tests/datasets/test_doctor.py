@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from ostinato import export
+from ostinato.datasets.checks import CHECKS
 from ostinato.errors import CheckpointNotFoundError, KindError
 from ostinato.tools import examine
-from ostinato.tools.doctor.checks import CHECKS
 
 from ..command import run_here
 from . import builders

@@ -282,11 +282,11 @@ def test_wrong_episodes_of_version_3(tmp_path: Path) -> None:
     path = model.path / "meta/episodes/chunk-000/file-000.parquet"
     content = path.read_bytes()
     for name, row, value, message in (
-        ("length", 0, 5, r"row 0 has episode 0 of 5 rows at \[0, 4\)"),
+        ("length", 0, 5, r"episode 0 of 5 rows is at the rows \[0, 4\)"),
         ("length", 0, 0, "episode 0 has 0 rows"),
-        ("dataset_to_index", 0, 5, r"episode 0 of 4 rows at \[0, 5\), where episode 0 at \[0, 4\)"),
-        ("dataset_from_index", 0, 1, r"row 0 has episode 0 of 4 rows at \[1, 4\)"),
-        ("episode_index", 0, 1, "row 0 has episode 1"),
+        ("dataset_to_index", 0, 5, r"episode 0 of 4 rows is at the rows \[0, 5\), which are 5"),
+        ("dataset_from_index", 0, 1, r"episode 0 of 4 rows is at the rows \[1, 4\)"),
+        ("episode_index", 0, 1, "has episode 1 twice"),
         ("data/file_index", 2, 0, "apart from the episodes before it"),
     ):
         in_episodes(model.path, name, {row: value})
@@ -310,8 +310,8 @@ def test_wrong_lines_of_version_2_1(tmp_path: Path) -> None:
         ([first, first], "has episode 0 twice"),
         ([first, second.replace("3}", "2.5}")], "line 2: length must be an integer"),
         ([first, second.replace("3}", "-3}")], "line 2: length must be an integer"),
-        ([first, "[]"], "line 2, is no JSON object"),
-        ([first, second[:-3]], "line 2 of 2, cannot be read as JSON"),
+        ([first, "[]"], "line 2 is no JSON object"),
+        ([first, second[:-3]], "line 2 of 2 cannot be read as JSON"),
         ([first], "total_episodes 2, but .*episodes.jsonl gives 1"),
     ):
         file.write_text("\n".join(lines) + "\n")

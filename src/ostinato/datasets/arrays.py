@@ -10,14 +10,26 @@ import torch
 from torch import Tensor
 
 from ostinato.core.kinds import as_tensor, show_path
+from ostinato.core.options import number_of
+from ostinato.datasets.checks import Place, usual_rows
 from ostinato.datasets.columns import TensorColumn
 from ostinato.datasets.dataset import Contents
 from ostinato.errors import EpisodesError, OptionError, SchemaError
 
 if TYPE_CHECKING:
-    from ostinato.core.rows import Path
+    from collections.abc import Callable
 
-__all__ = ["lengths_from_ends", "lengths_from_flags", "read_arrays"]
+    from ostinato.core.rows import Path
+    from ostinato.datasets.checks import Examination
+
+__all__ = [
+    "examine_arrays",
+    "examine_mapping",
+    "lengths_from_ends",
+    "lengths_from_flags",
+    "read_arrays",
+    "same_rows",
+]
 
 _FLAGS = ("done", "terminated", "truncated")
 
@@ -35,14 +47,7 @@ def read_arrays(source: Mapping[Any, Any], episode_ends: Any = None) -> Contents
         SchemaError: if the fields differ in their number of rows.
         EpisodesError: if the ends are missing or wrong.
     """
-    tree = dict(source)
-    meta = tree.get("meta")
-    if episode_ends is None and "episode_ends" in tree:
-        episode_ends = tree.pop("episode_ends")
-    elif episode_ends is None and isinstance(meta, Mapping) and "episode_ends" in meta:
-        episode_ends = meta["episode_ends"]
-        del tree["meta"]
-        tree |= tree.pop("data") if isinstance(tree.get("data"), Mapping) else {}
+    tree, episode_ends = _fields_and_ends(source, episode_ends)
     columns: dict[Path, Tensor] = {}
     _collect(tree, (), columns)
     if not columns:
@@ -56,6 +61,19 @@ def read_arrays(source: Mapping[Any, Any], episode_ends: Any = None) -> Contents
             raise SchemaError(msg)
     lengths = lengths_from_flags(columns) if episode_ends is None else lengths_from_ends(episode_ends, rows)
     return Contents("arrays", {path: TensorColumn(value) for path, value in columns.items()}, lengths)
+
+
+def _fields_and_ends(source: Mapping[Any, Any], ends: Any) -> tuple[dict[Any, Any], Any]:
+    """Return the fields, and the ends of the episodes: those given, or those in the mapping, or None."""
+    tree = dict(source)
+    meta = tree.get("meta")
+    if ends is None and "episode_ends" in tree:
+        ends = tree.pop("episode_ends")
+    elif ends is None and isinstance(meta, Mapping) and "episode_ends" in meta:
+        ends = meta["episode_ends"]
+        del tree["meta"]
+        tree |= tree.pop("data") if isinstance(tree.get("data"), Mapping) else {}
+    return tree, ends
 
 
 def _collect(tree: Mapping[Any, Any], path: Path, out: dict[Path, Tensor]) -> None:
@@ -79,23 +97,33 @@ def lengths_from_ends(ends: Any, rows: int, where: str = "episode_ends") -> Tens
     Raises:
         EpisodesError: if the ends are not integers, do not ascend from 1, or do not end at `rows`.
     """
+
+    def fail(text: str, _: int | None) -> None:
+        msg = f"{where} {text}"
+        raise EpisodesError(msg)
+
+    stops = _ascending(ends, rows, fail)
+    return torch.from_numpy(np.diff(np.array(stops, np.int64), prepend=0))
+
+
+def _ascending(ends: Any, rows: int, tell: Callable[[str, int | None], None]) -> list[int]:
+    """Return the ends that ascend up to the number of rows; `tell` takes what is wrong with others, and the episode."""
     array = np.asarray(ends)
     if array.ndim != 1 or array.dtype.kind not in "iu" or not array.shape[0]:
-        msg = f"{where} must be integers [episodes], got {array.dtype}{list(array.shape)}"
-        raise EpisodesError(msg)
-    bounds = np.concatenate([[0], array.astype(np.int64)])
-    wrong = np.flatnonzero(np.diff(bounds) <= 0)
-    if wrong.shape[0]:
-        at = int(wrong[0])
-        msg = (
-            f"{where} must ascend, one row or more for each episode: episode {at} would be the rows "
-            f"[{bounds[at]}, {bounds[at + 1]})"
-        )
-        raise EpisodesError(msg)
-    if int(bounds[-1]) != rows:
-        msg = f"{where} ends at row {bounds[-1]}, the fields have {rows} rows: the last end is the number of rows"
-        raise EpisodesError(msg)
-    return torch.from_numpy(np.diff(bounds))
+        tell(f"must be integers [episodes], got {array.dtype}{list(array.shape)}", None)
+        return [rows]
+    good = [0]
+    for episode, end in enumerate(array.tolist()):
+        if end <= good[-1]:
+            rest = f"one row or more for each episode: episode {episode} would be the rows [{good[-1]}, {end})"
+            tell(f"must ascend, {rest}", episode)
+        elif end > rows:
+            tell(f"ends at row {end}, the fields have {rows} rows: the last end is the number of rows", episode)
+        else:
+            good.append(end)
+    if good[-1] < rows and int(array.max()) <= rows:
+        tell(f"ends at row {good[-1]}, the fields have {rows} rows: the last end is the number of rows", None)
+    return good[1:] or [rows]
 
 
 def lengths_from_flags(columns: Mapping[Path, Tensor]) -> Tensor:
@@ -116,3 +144,71 @@ def lengths_from_flags(columns: Mapping[Path, Tensor]) -> Tensor:
         "the fields done, terminated, truncated"
     )
     raise EpisodesError(msg)
+
+
+# -- checks ------------------------------------------------------------------------------------------------------------
+
+
+def examine_mapping(source: Mapping[Any, Any], episode_ends: Any, look: Examination) -> str:
+    """Examine a mapping of arrays; arguments as those of `read_arrays`."""
+    tree, ends = _fields_and_ends(source, episode_ends)
+    arrays = _named(tree, ())
+    examine_arrays(arrays, _flagged(arrays) if ends is None else _as_array(ends), look)
+    return "arrays"
+
+
+def examine_arrays(arrays: Mapping[str, Any], ends: Any, look: Examination, where: str | None = None) -> None:
+    """Examine arrays of NumPy or Zarr `[rows, ...]` by name.
+
+    Args:
+        arrays: the arrays.
+        ends: the row after the last one of each episode; None if they are not known.
+        look: the examination.
+        where: name of the file of the ends.
+    """
+    used, rows = same_rows(arrays, look)
+    if not used:
+        look.add("field-missing", "there are no arrays of rows", Place(where))
+        return
+    place = Place(where, field="episode_ends")
+    if ends is None:
+        look.add("episode-bounds", "nothing tells where episodes end", place)
+        stops = [rows]
+    else:
+        stops = _ascending(ends, rows, lambda text, at: look.add("episode-bounds", text, place._replace(episode=at)))
+    look.whole(used, stops)
+
+
+def same_rows(arrays: Mapping[str, Any], look: Examination, file: str | None = None) -> tuple[dict[str, Any], int]:
+    """Return the arrays that have as many rows as most, and that number; the others become findings."""
+    sizes = {name: array.shape[0] for name, array in arrays.items() if len(array.shape)}
+    rows = usual_rows(sizes.values())
+    for name, size in sizes.items():
+        if size != rows:
+            text = f"has {number_of(size, 'row')}, most arrays have {rows:,}"
+            look.add("count-mismatch", text, Place(file, field=name))
+    return {name: arrays[name] for name, size in sizes.items() if size == rows}, rows
+
+
+def _named(tree: Mapping[Any, Any], path: tuple[Any, ...]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            found |= _named(value, (*path, key))
+        else:
+            found[".".join(map(str, (*path, key)))] = _as_array(value)
+    return found
+
+
+def _as_array(value: Any) -> Any:
+    return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
+
+
+def _flagged(arrays: Mapping[str, Any]) -> Any:
+    """Return the ends of episodes by the flags of rows, None if there are none."""
+    flags = [a.reshape(len(a), -1).any(1) for n, a in arrays.items() if n.rpartition(".")[2] in _FLAGS and a.ndim]
+    if not flags or len({len(flag) for flag in flags}) > 1:
+        return None
+    ends = np.logical_or.reduce(flags)
+    ends[-1:] = True
+    return np.flatnonzero(ends) + 1

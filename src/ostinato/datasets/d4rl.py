@@ -6,19 +6,25 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ostinato._optional import require
 from ostinato.core.options import number_of
+from ostinato.datasets.arrays import same_rows
+from ostinato.datasets.checks import READ_ERRORS, Place
 from ostinato.datasets.columns import BlockColumn, MovedColumn
 from ostinato.datasets.dataset import Contents
-from ostinato.datasets.hdf5 import Hdf5File, Hdf5Source, describe, is_hdf5, plain_values, read_all
+from ostinato.datasets.hdf5 import Hdf5File, Hdf5Source, datasets_of, describe, is_hdf5, plain_values, read_all
 from ostinato.datasets.stored import Ends, as_flags
-from ostinato.errors import DamagedFileError, OptionError, UsageError
+from ostinato.errors import DamagedFileError, KindError, OptionError, UsageError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ostinato.core.rows import Path as Key
+    from ostinato.datasets.checks import Examination
     from ostinato.datasets.columns import DatasetColumn
     from ostinato.datasets.open import Reading
 
-__all__ = ["read_d4rl", "recognizes_d4rl"]
+__all__ = ["examine_d4rl", "read_d4rl", "recognizes_d4rl"]
 
 _KEYS: dict[str, Key] = {"observations": ("observation",), "actions": ("action",), "rewards": ("next", "reward")}
 _NEEDED = (*_KEYS, "terminals")
@@ -159,3 +165,45 @@ def _others(file: Hdf5File, names: list[str], rows: int, said: list[str]) -> lis
         else:
             out.append(name)
     return out
+
+
+# -- checks ------------------------------------------------------------------------------------------------------------
+
+
+def examine_d4rl(path: Path, look: Examination) -> str:
+    """Examine a file of D4RL.
+
+    Raises:
+        KindError: if it has none of the arrays.
+    """
+    with require("h5py", "h5").File(path, "r") as file:
+        if not any(name in file for name in _NEEDED):
+            msg = (
+                f"{path} has neither the arrays of D4RL (observations, ...) nor the groups of robomimic (data/demo_0, "
+                "...)"
+            )
+            raise KindError(msg)
+        arrays = {k: v for k, v in datasets_of(file).items() if not k.startswith(("metadata", "states"))}
+        for name in _NEEDED:
+            if name not in arrays and not any(key.startswith(f"{name}/") for key in arrays):
+                look.add("field-missing", "D4RL files have this array", Place(path.name, field=name))
+        if "timeouts" not in arrays:
+            text = "without timeouts, an episode that was cut off runs into the next one"
+            look.add("flag-missing", text, Place(path.name, field="timeouts"))
+        used, rows = same_rows(arrays, look, path.name)
+        if rows:
+            look.whole(used, _flagged(used, rows), path.name)
+    return "d4rl"
+
+
+def _flagged(arrays: dict[str, Any], rows: int) -> list[int]:
+    """Return the row after the last one of each episode."""
+    flags = np.zeros(rows, bool)
+    for name in _FLAGS:
+        try:
+            flags |= np.asarray(arrays[name][:]).reshape(rows, -1).any(1) if name in arrays else False
+        except READ_ERRORS:
+            continue  # the pass over all arrays reports it
+    flags[-1] = True
+    ends: list[int] = (np.flatnonzero(flags) + 1).tolist()
+    return ends

@@ -10,6 +10,7 @@ import torch
 
 from ostinato._optional import require
 from ostinato.datasets.cache import OpenHandles
+from ostinato.datasets.checks import READ_ERRORS
 from ostinato.datasets.stored import BLOCK_BYTES, Pieces, as_block, name_rows, torch_dtype
 from ostinato.durable.files import OpenFile, read_pieces
 from ostinato.durable.progress import PARTS, counted
@@ -20,12 +21,24 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["Hdf5File", "Hdf5Source", "Stored", "describe", "is_hdf5", "plain_values", "read_all", "read_part"]
+__all__ = [
+    "Hdf5File",
+    "Hdf5Source",
+    "Stored",
+    "datasets_of",
+    "describe",
+    "is_hdf5",
+    "plain_values",
+    "read_all",
+    "read_part",
+    "resembles_hdf5",
+]
 
 _UNKNOWN, _IN_BLOCKS = -1, -2
 _SMALL = 16
 """Numbers of a dataset that is read as a plain value."""
 _MAGIC = b"\x89HDF\r\n\x1a\n"
+_SUFFIXES = {".h5", ".hdf5", ".he5", ".hdf"}
 
 
 def is_hdf5(source: Any) -> bool:
@@ -37,6 +50,27 @@ def is_hdf5(source: Any) -> bool:
             return file.read(len(_MAGIC)) == _MAGIC
     except OSError:
         return False
+
+
+def resembles_hdf5(path: Path) -> bool:
+    """Return whether a path is an HDF5 file, by its name if its beginning is damaged."""
+    return path.is_file() and (path.suffix.lower() in _SUFFIXES or is_hdf5(path))
+
+
+def datasets_of(group: Any) -> dict[str, Any]:
+    """Return the arrays of an open group and of those in it, by their path; what cannot be opened is left out."""
+    h5py = require("h5py", "h5")
+    found: dict[str, Any] = {}
+    for name in group:
+        try:
+            value = group[name]
+        except READ_ERRORS:
+            continue
+        if isinstance(value, h5py.Dataset):
+            found[name] = value
+        elif isinstance(value, h5py.Group):
+            found |= {f"{name}/{key}": item for key, item in datasets_of(value).items()}
+    return found
 
 
 def _open(path: Path) -> Any:

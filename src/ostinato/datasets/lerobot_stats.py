@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
-__all__ = ["QUANTILES", "FrameStats", "Totals", "describe_values"]
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["QUANTILES", "FrameStats", "describe_values", "merged"]
 
 QUANTILES = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
 _MOST_FRAMES = 100
@@ -72,37 +75,13 @@ class FrameStats:
         }
 
 
-@final
-class Totals:
-    """Statistics of all episodes. Quantiles are the means of those of the episodes, as LeRobot has them."""
-
-    def __init__(self) -> None:
-        self._episodes: dict[str, list[Stats]] = {}
-
-    def add(self, name: str, stats: Stats) -> None:
-        """Add the statistics of an episode."""
-        self._episodes.setdefault(name, []).append(stats)
-
-    def result(self) -> dict[str, Stats]:
-        """Return the statistics of each feature."""
-        return {name: _merged(parts) for name, parts in self._episodes.items()}
-
-
-def _merged(parts: list[Stats]) -> Stats:
-    counts = np.array([int(part["count"][0]) for part in parts], np.float64)
-    weights = (counts / counts.sum()).reshape(-1, *(1,) * parts[0]["mean"].ndim)
-
-    def mean(name: str) -> Array:
-        found: Array = (np.stack([part[name] for part in parts]) * weights).sum(0)
-        return found
-
-    middle = mean("mean")
-    spread = np.stack([part["std"] ** 2 + (part["mean"] - middle) ** 2 for part in parts])
-    return {
-        "min": np.min([part["min"] for part in parts], 0),
-        "max": np.max([part["max"] for part in parts], 0),
-        "mean": middle,
-        "std": np.sqrt((spread * weights).sum(0)),
-        "count": np.array([int(counts.sum())]),
-        **{name: mean(name) for name in QUANTILES},
-    }
+def merged(parts: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Return the statistics of all episodes from those of each. Quantiles are means, as LeRobot has them."""
+    names = [name for name in ("min", "max", "mean", "std", "count", *QUANTILES) if name in parts[0]]
+    every = {name: np.array([part[name] for part in parts], np.float64) for name in names}
+    counts = every["count"].reshape(len(parts), -1)[:, 0]
+    weights = (counts / counts.sum()).reshape(-1, *[1] * (every["mean"].ndim - 1))
+    found: dict[str, Array] = {name: (values * weights).sum(0) for name, values in every.items() if name != "count"}
+    spread = every["std"] ** 2 + (every["mean"] - found["mean"]) ** 2
+    found |= {"min": every["min"].min(0), "max": every["max"].max(0), "std": np.sqrt((spread * weights).sum(0))}
+    return {**{name: value.tolist() for name, value in found.items()}, "count": [int(counts.sum())]}

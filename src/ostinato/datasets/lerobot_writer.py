@@ -14,7 +14,7 @@ import numpy as np
 from ostinato._optional import require
 from ostinato.core.kinds import show_path
 from ostinato.core.processes import kept_scheduling
-from ostinato.datasets.lerobot_stats import FrameStats, Totals, describe_values
+from ostinato.datasets.lerobot_stats import FrameStats, describe_values, merged
 from ostinato.datasets.transitions import marks_ends
 from ostinato.errors import KindError, OptionError, SchemaError
 
@@ -256,7 +256,7 @@ class _Writer:
         self._tasks: dict[str, int] = {}
         self._table = _Table(folder, [f for f in (*features, *_OWN) if f.kind != "video"], options.data_file_mb)
         self._videos = {f.name: _Video(folder, f, options) for f in features if f.kind == "video"}
-        self._totals = Totals()
+        self._statistics: dict[str, list[dict[str, Array]]] = {}
         self._episodes: list[dict[str, Any]] = []
         (folder / "meta").mkdir()
 
@@ -280,7 +280,7 @@ class _Writer:
         for video in self._videos.values():
             row |= video.end_episode()
         for name, entry in stats.items():
-            self._totals.add(name, entry)
+            self._statistics.setdefault(name, []).append(entry)
             row |= {f"stats/{name}/{kind}": value.tolist() for kind, value in entry.items()}
         self._episodes.append(row)
         progress.advance(last - first)
@@ -337,7 +337,7 @@ class _Writer:
         path = self._folder / "meta/episodes/chunk-000/file-000.parquet"
         path.parent.mkdir(parents=True)
         pq.write_table(pa.Table.from_pylist(self._episodes), path)
-        whole = {name: {k: v.tolist() for k, v in entry.items()} for name, entry in self._totals.result().items()}
+        whole = {name: merged(entries) for name, entries in self._statistics.items()}
         (self._folder / "meta/stats.json").write_text(json.dumps(whole, indent=4), "utf-8")
         _write_tasks(self._folder / "meta/tasks.parquet", list(self._tasks))
         (self._folder / "meta/info.json").write_text(json.dumps(self._info(), indent=4), "utf-8")

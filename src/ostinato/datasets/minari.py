@@ -2,30 +2,43 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, final
 
 import numpy as np
 import torch
 
 from ostinato._optional import require
+from ostinato.core.options import number_of
+from ostinato.datasets.arrow import column_problem, to_array
+from ostinato.datasets.checks import READ_ERRORS, Pictures, Place, first_line, usual_rows
 from ostinato.datasets.columns import BlockColumn, MovedColumn, TensorColumn, TextColumn
 from ostinato.datasets.dataset import Contents
-from ostinato.datasets.minari_arrow import ArrowEpisodes
+from ostinato.datasets.hdf5 import datasets_of
+from ostinato.datasets.minari_arrow import ArrowEpisodes, arrow_columns, arrow_files
 from ostinato.datasets.minari_hdf5 import Hdf5Episodes
 from ostinato.datasets.stored import EitherColumn, StoredRows
 from ostinato.errors import DamagedFileError, SchemaError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from ostinato.core.rows import Path as Key
+    from ostinato.datasets.checks import Examination
     from ostinato.datasets.columns import BlockSource, DatasetColumn
     from ostinato.datasets.open import Reading
 
-__all__ = ["read_minari", "recognizes_minari"]
+__all__ = ["examine_minari", "read_minari", "recognizes_minari", "resembles_minari"]
+
+_HDF5 = "main_data.hdf5"
+_FLAGS = {"rewards": "reward", "terminations": "terminated", "truncations": "truncated"}
+_STEPS = ("actions", *_FLAGS)
+_NEEDED = ("observations", *_STEPS)
 
 
 class Episodes(Protocol):
@@ -68,7 +81,7 @@ def recognizes_minari(source: Any) -> bool:
 
 
 def _data_folder(path: Path) -> Path | None:
-    folders = [path / "data", path] if path.is_dir() else [path.parent] if path.name == "main_data.hdf5" else []
+    folders = [path / "data", path] if path.is_dir() else [path.parent] if path.name == _HDF5 else []
     for folder in folders:
         try:
             metadata = json.loads((folder / "metadata.json").read_text("utf-8"))
@@ -77,6 +90,19 @@ def _data_folder(path: Path) -> Path | None:
         if isinstance(metadata, dict) and {"data_format", "total_episodes"} <= metadata.keys():
             return folder
     return None
+
+
+def resembles_minari(path: Path) -> bool:
+    """Return whether a path is the folder of a Minari dataset whose description may be damaged or missing."""
+    inside = path / "data" if (path / "data").is_dir() else path
+    if (inside / _HDF5).exists():
+        return True
+    return (inside / "metadata.json").is_file() and bool(_folders(inside))
+
+
+def _folders(inside: Path) -> list[Path]:
+    """Return the folders of episodes, of Arrow and Parquet, in their order."""
+    return sorted((p for p in inside.iterdir() if p.name.isdigit() and p.is_dir()), key=lambda p: int(p.name))
 
 
 def read_minari(source: Any, reading: Reading) -> Contents:
@@ -150,7 +176,7 @@ def _leaves(space: Any, parts: Key) -> Iterator[_Leaf]:
 def _episodes(folder: Path, metadata: dict[str, Any], numbers: Any, fields: list[Key]) -> Episodes:
     kind = metadata["data_format"]
     if kind == "hdf5":
-        return Hdf5Episodes(folder / "main_data.hdf5", numbers, _count(metadata, folder), fields)
+        return Hdf5Episodes(folder / _HDF5, numbers, _count(metadata, folder), fields)
     if kind in {"arrow", "parquet"}:
         return ArrowEpisodes(folder, numbers, _count(metadata, folder), kind)
     msg = f"{folder / 'metadata.json'}: data_format is {kind!r}, known are hdf5, arrow and parquet"
@@ -185,7 +211,7 @@ def _contents(
         add(leaf.parts, ("observation", *leaf.path[1:]), 1, leaf.space)
     for leaf in actions:
         add(leaf.parts, ("action", *leaf.path[1:]), 0, leaf.space)
-    for name, key in (("rewards", "reward"), ("terminations", "terminated"), ("truncations", "truncated")):
+    for name, key in _FLAGS.items():
         columns["next", key] = BlockColumn(episodes.source((name,), 0), reading.cache)
     columns["next", "done"] = EitherColumn(columns["next", "terminated"], columns["next", "truncated"])
     infos, assumptions = episodes.infos()
@@ -196,3 +222,195 @@ def _contents(
     for parts, extra in infos.items():
         add(("infos", *parts), ("info", *(str(part) for part in parts)), extra)
     return Contents(f"minari {metadata['data_format']}", columns, lengths, texts, None, metadata, tuple(assumptions))
+
+
+# -- checks ------------------------------------------------------------------------------------------------------------
+
+
+def examine_minari(path: Path, look: Examination) -> str:
+    """Examine the folder of a dataset, the one with `data/` or the one with `metadata.json`."""
+    _Examined(path, look).check()
+    return "minari"
+
+
+_Read = tuple[dict[str, Any], int | None]
+"""Arrays of an episode, and the steps that it should have."""
+
+
+@final
+class _Examined:
+    """Examines a dataset."""
+
+    def __init__(self, path: Path, look: Examination) -> None:
+        self._data = path / "data" if (path / "data").is_dir() else path
+        self._prefix = "data/" if (path / "data").is_dir() else ""
+        self._look = look
+        self._complete = True
+        self._shapes: dict[str, tuple[int, ...]] = {}
+
+    def check(self) -> None:
+        """Examine metadata and episodes."""
+        look, metadata = self._look, self._metadata()
+        for name in ("observation", "action"):
+            self._shapes |= _shapes_of(_parsed(metadata.get(f"{name}_space")), f"{name}s")
+        with contextlib.ExitStack() as stack:
+            found = self._groups(stack) if (self._data / _HDF5).exists() else self._tables()
+            look.expect(len(found))
+            gap = next((at for at, (number, _, _) in enumerate(found) if at != number), None)
+            if gap is not None:
+                text = f"episode {gap} is missing: the next one is {found[gap][0]}"
+                look.add("episode-bounds", text, Place(self._prefix, gap))
+            for at, (_, file, read) in enumerate(found):
+                place = Place(self._prefix + file, at)
+                try:
+                    self._episode(*read(place), place)
+                except READ_ERRORS as error:
+                    check = "file-missing" if isinstance(error, FileNotFoundError) else "file-unreadable"
+                    look.add(check, first_line(error), place)
+                    self._complete = False
+        for key, count in {"total_episodes": len(found), "total_steps": look.total}.items():
+            if metadata and self._complete and metadata.get(key) != count:
+                text = f"{key} is {metadata.get(key)!r}, the data has {count:,}"
+                look.add("count-mismatch", text, Place(f"{self._prefix}metadata.json", field=key))
+
+    def _metadata(self) -> dict[str, Any]:
+        place = Place(f"{self._prefix}metadata.json")
+        try:
+            found = json.loads((self._data / "metadata.json").read_text("utf-8"))
+        except FileNotFoundError:
+            self._look.add("file-missing", "the dataset needs this file", place)
+        except READ_ERRORS as error:
+            self._look.add("file-unreadable", f"not valid JSON: {error}", place)
+        else:
+            if isinstance(found, dict):
+                return found
+            self._look.add("metadata-invalid", "is not a JSON object", place)
+        return {}
+
+    # -- files ---------------------------------------------------------------------------------------------------------
+
+    def _groups(self, stack: contextlib.ExitStack) -> list[tuple[int, str, Callable[[Place], _Read]]]:
+        """Return the numbers of the episodes of the HDF5 file, the place of each, and what reads it."""
+        file = stack.enter_context(require("h5py", "minari").File(self._data / _HDF5, "r"))
+        numbers = sorted(int(name[8:]) for name in file if name.startswith("episode_") and name[8:].isdigit())
+        return [(n, f"{_HDF5}/episode_{n}", partial(_read_group, file, f"episode_{n}")) for n in numbers]
+
+    def _tables(self) -> list[tuple[int, str, Callable[[Place], _Read]]]:
+        """Return the numbers of the episodes in folders, the table of each, and what reads it."""
+        found: list[tuple[int, str, Callable[[Place], _Read]]] = []
+        for folder in _folders(self._data):
+            kind = "parquet" if arrow_files(folder, "parquet") else "arrow"
+            first = "".join(f"/{path.name}" for path in arrow_files(folder, kind)[:1])
+            found.append((int(folder.name), f"{folder.name}{first}", partial(self._read_table, folder, kind)))
+        return found
+
+    def _read_table(self, folder: Path, kind: str, place: Place) -> _Read:
+        """Read an episode; the columns of steps lose the last row, which is padding."""
+        arrays: dict[str, Any] = {}
+        for name, column in arrow_columns(folder, kind).items():
+            used = column[:-1] if name.partition("/")[0] in _STEPS else column
+            if name == "episode_id" or str(column.type) in {"binary", "large_binary", "string", "null"}:
+                if "binary" in str(column.type):
+                    arrays[name] = Pictures(used, lambda picture: _decoded(picture.as_py()))
+                continue
+            problem = column_problem(used)
+            if problem is not None:
+                self._look.add(problem[0], problem[1], place._replace(frame=problem[2], field=name))
+                continue
+            values = to_array(used)
+            shape = self._shapes.get(name)
+            if values is not None and shape is not None and values.shape[1] == np.prod(shape, dtype=np.int64):
+                values = values.reshape(-1, *shape)
+            if values is not None:
+                arrays[name] = values
+        return arrays, self._declared(folder, place)
+
+    def _declared(self, folder: Path, place: Place) -> int | None:
+        """Return the steps of an episode that its metadata gives."""
+        place = place._replace(file=f"{self._prefix}{folder.name}/metadata.json")
+        try:
+            steps = json.loads((folder / "metadata.json").read_text("utf-8"))["total_steps"]
+        except FileNotFoundError:
+            self._look.add("file-missing", "the episode needs this file", place)
+            return None
+        except READ_ERRORS as error:
+            text = f"does not tell the steps of the episode: {first_line(error)}"
+            self._look.add("file-unreadable", text, place)
+            return None
+        return steps if isinstance(steps, int) else None
+
+    # -- one episode ---------------------------------------------------------------------------------------------------
+
+    def _episode(self, arrays: dict[str, Any], declared: int | None, place: Place) -> None:
+        look, start, number = self._look, self._look.total, place.episode or 0
+        steps = self._steps(arrays, declared, place)
+        for name, array in arrays.items():
+            shape = self._shapes.get(name)
+            if shape is not None and not isinstance(array, Pictures) and tuple(array.shape[1:]) != shape:
+                text = f"rows are {list(array.shape[1:])}, the space says {list(shape)}"
+                look.add("shape-mismatch", text, place._replace(field=name))
+        for name, array in look.episode(number, arrays, steps, place.file).items():
+            look.look(name, array.__getitem__, number, len(array), start, place.file)
+
+    def _steps(self, arrays: dict[str, Any], declared: int | None, place: Place) -> int:
+        """Check that all fields of an episode are there and belong together; return its steps."""
+        for name in _NEEDED:
+            if not any(key == name or key.startswith(f"{name}/") for key in arrays):
+                self._look.add("field-missing", "the episode lacks it", place._replace(field=name))
+        sizes = {name: len(array) for name, array in arrays.items()}
+        steps = usual_rows(size for name, size in sizes.items() if name.partition("/")[0] in _STEPS)
+        for name, size in sizes.items():
+            part = name.partition("/")[0]
+            expected = steps if part in _STEPS else steps + 1
+            if size != expected and part in _NEEDED:
+                text = f"has {number_of(size, 'row')}, {expected} expected for {number_of(steps, 'step')}"
+                self._look.add("episode-length", text, place._replace(field=name))
+        if declared is not None and declared != steps:
+            text = f"total_steps is {declared}, the arrays have {number_of(steps, 'step')}"
+            self._look.add("episode-length", text, place._replace(field="total_steps"))
+        return steps
+
+
+def _read_group(file: Any, name: str, _: Place) -> _Read:
+    """Read the arrays of an episode, which stay in the open file."""
+    arrays = {k: a for k, a in datasets_of(file[name]).items() if a.ndim}
+    declared = file[name].attrs.get("total_steps")
+    found = {k: Pictures(a, _decoded) if _holds_jpeg(a) else a for k, a in arrays.items()}
+    return found, None if declared is None else int(declared)
+
+
+def _parsed(space: Any) -> Any:
+    """Return a space, which Minari writes as a text of JSON; None if it is something else."""
+    try:
+        return json.loads(space) if isinstance(space, str) else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def _shapes_of(space: Any, name: str) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the boxes in a space by the names of their arrays."""
+    if not isinstance(space, dict):
+        return {}
+    inner = space.get("subspaces")
+    if isinstance(inner, dict):
+        return {key: shape for part in inner for key, shape in _shapes_of(inner[part], f"{name}/{part}").items()}
+    shape = space.get("shape")
+    if space.get("type") != "Box" or not isinstance(shape, list) or not all(isinstance(n, int) for n in shape):
+        return {}
+    return {name: tuple(shape)}
+
+
+def _decoded(picture: Any) -> Any:
+    """Return a JPEG, its bytes in an array or as `bytes`, as a picture `[H, W, 3]`."""
+    data = picture if isinstance(picture, bytes) else picture.tobytes()
+    with require("PIL.Image", "minari").open(io.BytesIO(data)) as image:
+        return np.asarray(image.convert("RGB"))
+
+
+def _holds_jpeg(array: Any) -> bool:
+    """Whether an array of HDF5 holds a JPEG in each row."""
+    kind = array.dtype
+    if array.ndim > 2 or not len(array) or (kind.kind != "O" and kind != np.uint8):
+        return False
+    first = array[0]
+    return isinstance(first, np.ndarray) and first.dtype == np.uint8 and first[:2].tobytes() == b"\xff\xd8"

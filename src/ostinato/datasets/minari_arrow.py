@@ -14,17 +14,17 @@ from ostinato.datasets.cache import OpenHandles
 from ostinato.datasets.jpeg import decode_jpegs
 from ostinato.datasets.stored import BLOCK_BYTES, Pieces, as_block, torch_dtype
 from ostinato.durable.progress import PARTS, counted
-from ostinato.errors import DamagedFileError
+from ostinato.errors import DamagedFileError, MissingFileError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from torch import Tensor
 
     from ostinato.core.rows import Path as Key
 
-__all__ = ["ArrowEpisodes"]
+__all__ = ["ArrowEpisodes", "arrow_columns", "arrow_files"]
 
 _JPEG_ROWS = 8
 """Pictures that are decoded together."""
@@ -38,13 +38,18 @@ class _Handle(NamedTuple):
     files: list[Any]
 
 
+def arrow_files(folder: Path, kind: str) -> list[Path]:
+    """Return the files of an episode in the order of its rows."""
+    paths = [path for path in folder.iterdir() if path.suffix in _SUFFIXES[kind]] if folder.is_dir() else []
+    return sorted(paths, key=lambda path: [int(number) for number in re.findall(r"\d+", path.stem)])
+
+
 def _open(folder: Path, kind: str) -> _Handle:
     pa = require("pyarrow", "minari")
-    paths = [path for path in folder.iterdir() if path.suffix in _SUFFIXES[kind]] if folder.is_dir() else []
+    paths = arrow_files(folder, kind)
     if not paths:
         msg = f"{folder} has no {kind} file: the episode is missing"
-        raise DamagedFileError(msg)
-    paths.sort(key=lambda path: [int(number) for number in re.findall(r"\d+", path.stem)])
+        raise MissingFileError(msg)
     handle = _Handle([], [])
     try:
         for path in paths:
@@ -77,6 +82,33 @@ def _arrays(handle: _Handle, top: str) -> list[Any]:
         else:
             out += [reader.get_batch(i).column(top) for i in range(reader.num_record_batches)]
     return out
+
+
+def arrow_columns(folder: Path, kind: str) -> dict[str, Any]:
+    """Read all columns of an episode, those of structs by their path, as Arrow arrays.
+
+    Raises:
+        DamagedFileError: if there is no file, or it cannot be read.
+    """
+    pa = require("pyarrow", "minari")
+    handle = _open(folder, kind)
+    try:
+        return dict(
+            pair
+            for field in _schema(handle)
+            for pair in _leaves(field.name, pa.chunked_array(_arrays(handle, field.name), field.type).combine_chunks())
+        )
+    finally:
+        _close(handle)
+
+
+def _leaves(name: str, column: Any) -> Iterator[tuple[str, Any]]:
+    """Yield a column, or those of a struct, by their path."""
+    if not require("pyarrow.types", "minari").is_struct(column.type):
+        yield name, column
+        return
+    for at in range(column.type.num_fields):
+        yield from _leaves(f"{name}/{column.type.field(at).name}", column.field(at))
 
 
 @final

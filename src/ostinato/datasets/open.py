@@ -15,16 +15,17 @@ from ostinato.datasets.arrays import read_arrays
 from ostinato.datasets.cache import BlockCache
 from ostinato.datasets.checkpoints import read_checkpoint, read_torchrl, recognizes_checkpoint, recognizes_torchrl
 from ostinato.datasets.columns import DenseColumn
-from ostinato.datasets.d4rl import read_d4rl, recognizes_d4rl
+from ostinato.datasets.d4rl import examine_d4rl, read_d4rl, recognizes_d4rl
 from ostinato.datasets.dataset import DatasetStorage, chosen_fields
 from ostinato.datasets.decoded import HeapRows, decode_once, tables_of, with_columns
-from ostinato.datasets.lerobot import lerobot_root, read_lerobot, recognizes_lerobot
-from ostinato.datasets.minari import read_minari, recognizes_minari
+from ostinato.datasets.hdf5 import resembles_hdf5
+from ostinato.datasets.lerobot import lerobot_root, read_lerobot, recognizes_lerobot, resembles_lerobot
+from ostinato.datasets.minari import examine_minari, read_minari, recognizes_minari, resembles_minari
 from ostinato.datasets.parquet import PictureColumn
 from ostinato.datasets.rlinf import read_rlinf, recognizes_rlinf
-from ostinato.datasets.robomimic import read_robomimic, recognizes_robomimic
+from ostinato.datasets.robomimic import examine_robomimic, read_robomimic, recognizes_robomimic
 from ostinato.datasets.video import VideoColumn, VideoFiles
-from ostinato.datasets.zarr import read_zarr, recognizes_zarr
+from ostinato.datasets.zarr import examine_zarr, read_zarr, recognizes_zarr, resembles_zarr
 from ostinato.durable.progress import PARTS, Progress
 from ostinato.errors import CheckpointNotFoundError, KindError, OptionError
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     import torch
 
     from ostinato.core.rows import Path as FieldPath
+    from ostinato.datasets.checks import Examination
     from ostinato.datasets.columns import DatasetColumn
     from ostinato.datasets.dataset import Contents, Fields
     from ostinato.durable.progress import ProgressOption
@@ -76,17 +78,40 @@ class Format(NamedTuple):
     """Classes whose objects are opened, too, by package and name: they are known without importing the package."""
     options: tuple[str, ...] = ()
     """Those of `filter_key` and `max_episode_steps` that apply."""
+    examine: Callable[[Path, Examination], str] | None = None
+    """Examine the files as far as they can be read; return the format with its version. None: only rows are checked."""
+    resembles: Callable[[Path], bool] | None = None
+    """Whether a path is a dataset of this format that may be too damaged to be recognized. None: only those."""
+
+    def may_be(self, path: Path) -> bool:
+        """Whether a path has this format, or is a damaged dataset of it."""
+        return self.recognizes(path) or (self.resembles is not None and self.resembles(path))
 
 
 FORMATS: tuple[Format, ...] = (
-    Format("LeRobot", recognizes_lerobot, read_lerobot),
+    Format("LeRobot", recognizes_lerobot, read_lerobot, resembles=resembles_lerobot),
     Format("Ostinato", recognizes_checkpoint, read_checkpoint),
     Format("TorchRL", recognizes_torchrl, read_torchrl),
     Format("RLinf", recognizes_rlinf, read_rlinf),
-    Format("Minari", recognizes_minari, read_minari, ("minari.MinariDataset",)),
-    Format("robomimic", recognizes_robomimic, read_robomimic, ("h5py.Group",), ("filter_key",)),
-    Format("D4RL", recognizes_d4rl, read_d4rl, ("h5py.Group",), ("max_episode_steps",)),
-    Format("Zarr", recognizes_zarr, read_zarr, ("zarr.Group",)),
+    Format(
+        "Minari",
+        recognizes_minari,
+        read_minari,
+        ("minari.MinariDataset",),
+        examine=examine_minari,
+        resembles=resembles_minari,
+    ),
+    Format("robomimic", recognizes_robomimic, read_robomimic, ("h5py.Group",), ("filter_key",), examine_robomimic),
+    Format(
+        "D4RL",
+        recognizes_d4rl,
+        read_d4rl,
+        ("h5py.Group",),
+        ("max_episode_steps",),
+        examine_d4rl,
+        resembles=resembles_hdf5,
+    ),
+    Format("Zarr", recognizes_zarr, read_zarr, ("zarr.Group",), examine=examine_zarr, resembles=resembles_zarr),
 )
 """All formats, in the order in which they are tried."""
 

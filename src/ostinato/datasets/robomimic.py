@@ -5,25 +5,29 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
 
+from ostinato._optional import require
 from ostinato.core.options import number_of
+from ostinato.datasets.checks import READ_ERRORS, Place, first_line, usual_rows
 from ostinato.datasets.columns import BlockColumn, MovedColumn
 from ostinato.datasets.dataset import Contents
-from ostinato.datasets.hdf5 import Hdf5File, Hdf5Source, describe, is_hdf5, read_part
+from ostinato.datasets.hdf5 import Hdf5File, Hdf5Source, datasets_of, describe, is_hdf5, read_part
 from ostinato.datasets.stored import Ends, as_flags
 from ostinato.errors import DamagedFileError, OptionError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from ostinato.core.rows import Path as Key
+    from ostinato.datasets.checks import Examination
     from ostinato.datasets.columns import DatasetColumn
     from ostinato.datasets.open import Reading
 
-__all__ = ["read_robomimic", "recognizes_robomimic"]
+__all__ = ["examine_robomimic", "read_robomimic", "recognizes_robomimic"]
 
 _DEMO = re.compile(r"demo_(\d+)")
 
@@ -120,7 +124,11 @@ def _groups(file: Hdf5File, names: list[str], filter_key: str | None) -> list[st
             msg = f"{file}: the filter key {filter_key} {what}"
             raise DamagedFileError(msg)
         there = [f"data/{name}" for name in chosen]
-    return sorted(there, key=lambda name: int(name.rpartition("_")[2]))
+    return sorted(there, key=_number)
+
+
+def _number(name: str) -> int:
+    return int(name.rpartition("_")[2])
 
 
 def _texts(values: Any) -> list[str]:
@@ -240,3 +248,74 @@ def _attributes(file: Hdf5File) -> dict[str, Any]:
                 raise DamagedFileError(msg) from error
         out[name] = plain
     return out
+
+
+# -- checks ------------------------------------------------------------------------------------------------------------
+
+
+def examine_robomimic(path: Path, look: Examination) -> str:
+    """Examine a file of robomimic."""
+    look.end_flags = False  # they mean success, which may last
+    with require("h5py", "h5").File(path, "r") as file:
+        _Examined(file, path.name, look).check()
+    return "robomimic"
+
+
+@final
+class _Examined:
+    """Examines the demonstrations of an open file."""
+
+    def __init__(self, file: Any, name: str, look: Examination) -> None:
+        self._file, self._name, self._look = file, name, look
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._names: set[str] = set()
+
+    def check(self) -> None:
+        """Examine the file."""
+        data, look = self._file["data"], self._look
+        names = sorted((name for name in data if _DEMO.fullmatch(name)), key=_number)
+        look.expect(len(names))
+        pictures: list[tuple[str, int, int, str, Any]] = []
+        for number, name in enumerate(names):
+            place, start = Place(f"{self._name}/data/{name}", number), look.total
+            try:
+                found = self._demonstration(data[name], place)
+            except READ_ERRORS as error:
+                look.add("file-unreadable", first_line(error), place)
+                continue
+            pictures += [(key, number, start, f"{place.file}", a) for key, a in found.items() if key[:9] != "next_obs/"]
+        total = data.attrs.get("total")
+        if total is not None and int(total) != look.total:
+            text = f"total is {int(total):,}, the demonstrations have {number_of(look.total, 'row')}"
+            look.add("count-mismatch", text, Place(f"{self._name}/data", field="total"))
+        self._check_masks(set(names))
+        for key, number, start, where, array in pictures:  # after all rows: their ranges tell whether the robot moved
+            look.look(key, array.__getitem__, number, len(array), start, where)
+
+    def _demonstration(self, group: Any, place: Place) -> dict[str, Any]:
+        """Examine one demonstration; return its pictures."""
+        look, arrays = self._look, {k: a for k, a in datasets_of(group).items() if a.ndim and k != "states"}
+        self._names = self._names or set(arrays)
+        for key in sorted((self._names | {"actions"}) - set(arrays)):
+            look.add("field-missing", "the demonstration lacks it", place._replace(field=key))
+        rows = usual_rows(array.shape[0] for array in arrays.values())
+        for key, array in arrays.items():
+            if array.shape[0] != rows:
+                text = f"has {number_of(array.shape[0], 'row')}, the other fields of the demonstration {rows}"
+                look.add("episode-length", text, place._replace(field=key))
+            if self._shapes.setdefault(key, array.shape[1:]) != array.shape[1:]:
+                text = f"rows are {list(array.shape[1:])}, those of other demonstrations {list(self._shapes[key])}"
+                look.add("shape-mismatch", text, place._replace(field=key))
+        declared = group.attrs.get("num_samples")
+        if declared is not None and int(declared) != rows:
+            text = f"num_samples is {int(declared)}, the arrays have {number_of(rows, 'row')}"
+            look.add("episode-length", text, place._replace(field="num_samples"))
+        alike = {key: array for key, array in arrays.items() if array.shape[1:] == self._shapes[key]}
+        return look.episode(place.episode or 0, alike, rows, place.file)
+
+    def _check_masks(self, names: set[str]) -> None:
+        for key, array in datasets_of(self._file["mask"]).items() if "mask" in self._file else ():
+            unknown = [name for name in _texts(array[:]) if name not in names]
+            if unknown:
+                text = f"lists {unknown[0]!r}, which is not in the file ({number_of(len(unknown), 'such name')})"
+                self._look.add("split-invalid", text, Place(f"{self._name}/mask/{key}"))

@@ -13,8 +13,9 @@ import numpy as np
 import torch
 
 from ostinato._optional import require
-from ostinato.datasets.arrays import lengths_from_ends
+from ostinato.datasets.arrays import examine_arrays, lengths_from_ends
 from ostinato.datasets.cache import OpenHandles
+from ostinato.datasets.checks import READ_ERRORS, Place, first_line, is_picture
 from ostinato.datasets.columns import BlockColumn, TensorColumn
 from ostinato.datasets.dataset import Contents
 from ostinato.datasets.stored import Pieces, as_block, name_rows, torch_dtype
@@ -27,10 +28,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato.core.rows import Path as Key
+    from ostinato.datasets.checks import Examination, Severity
     from ostinato.datasets.columns import DatasetColumn
     from ostinato.datasets.open import Reading
 
-__all__ = ["read_zarr", "recognizes_zarr"]
+__all__ = ["examine_zarr", "read_zarr", "recognizes_zarr", "resembles_zarr"]
 
 _ENDS = "meta/episode_ends"
 _SMALL = 16
@@ -54,6 +56,12 @@ def recognizes_zarr(source: Any) -> bool:
             return any(f"{_ENDS}/{name}" in archive.NameToInfo for name in _FILES)
     except (OSError, zipfile.BadZipFile):
         return False
+
+
+def resembles_zarr(path: Path) -> bool:
+    """Return whether a path may be a Zarr group whose description is damaged."""
+    inner = ("data/.zgroup", "data/zarr.json")
+    return recognizes_zarr(path) or path.suffix == ".zip" or any((path / name).exists() for name in inner)
 
 
 @final
@@ -361,3 +369,50 @@ def _describe(array: Any) -> tuple[np.dtype[Any], tuple[int, ...], tuple[int, ..
     names = ("filters", "compressors", "serializer") if hasattr(array, "compressors") else ("filters", "compressor")
     codecs = [getattr(array, name, None) for name in names]  # of zarr 3, and of zarr 2
     return np.dtype(array.dtype), tuple(array.shape), tuple(array.chunks), str(codecs).lower()
+
+
+# -- checks ------------------------------------------------------------------------------------------------------------
+
+
+def examine_zarr(path: Path, look: Examination) -> str:
+    """Examine a Zarr replay buffer."""
+    zarr = require("zarr", "zarr")
+    root = zarr.open_group(zarr.storage.ZipStore(path, mode="r") if path.is_file() else path, mode="r")
+    arrays: dict[str, Any] = {}
+    data = root.get("data", {})
+    for name in data:
+        try:
+            array = data[name]
+        except READ_ERRORS as error:
+            look.add("file-unreadable", first_line(error), Place(f"data/{name}", field=name))
+            continue
+        if hasattr(array, "shape"):
+            arrays[name] = array
+    examine_arrays(arrays, _stored_ends(root, look), look, _ENDS)
+    for name, array in arrays.items():
+        _check_chunks(name, array, look)
+    return "zarr"
+
+
+def _stored_ends(root: Any, look: Examination) -> Any:
+    try:
+        return np.asarray(root[_ENDS][:])
+    except KeyError:
+        look.add("file-missing", "the ends of the episodes are missing", Place(_ENDS))
+    except READ_ERRORS as error:
+        look.add("file-unreadable", first_line(error), Place(_ENDS))
+    return None
+
+
+def _check_chunks(name: str, array: Any, look: Examination) -> None:
+    """Look for chunks that are missing: they read as zeros. Zarr leaves out chunks of zeros itself."""
+    there, count = array.nchunks_initialized, array.nchunks
+    if not 0 < there < count:
+        return
+    missing = (count - there) / count
+    suspect = array.dtype.kind == "f" and array.ndim > 1 and look.zero_share(name) <= 1.2 * missing + 0.01
+    picture = is_picture(array.shape, array.dtype)
+    if suspect or picture:
+        text = f"{count - there} of {count} chunks have no file, and only their rows are zeros"
+        severity: Severity = "warning" if picture or look.is_state(name) else "note"
+        look.add("file-missing", text, Place(f"data/{name}", field=name), severity=severity)

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ostinato.core.options import number_of
-from ostinato.tools.doctor.report import CameraProfile, Place
+from ostinato.datasets.checks import Place
+from ostinato.tools.doctor.report import CameraProfile
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from numpy.typing import NDArray
 
-    from ostinato.tools.doctor.checks import Severity
+    from ostinato.datasets.checks import Severity
     from ostinato.tools.doctor.report import Findings
     from ostinato.tools.doctor.rows import RowChecks
 

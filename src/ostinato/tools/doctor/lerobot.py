@@ -8,20 +8,19 @@ import numpy as np
 
 from ostinato._optional import require
 from ostinato.core.options import number_of
-from ostinato.tools.doctor.arrow import column_problem, leaf_type, to_array
-from ostinato.tools.doctor.lerobot_metadata import read_metadata, whole_number
+from ostinato.datasets.arrow import column_problem, leaf_type, to_array
+from ostinato.datasets.checks import READ_ERRORS, Place, first_line
+from ostinato.datasets.lerobot_metadata import INFO, STATISTICS, Metadata, whole_number
 from ostinato.tools.doctor.numbers import Moments
-from ostinato.tools.doctor.report import READ_ERRORS, Place, first_line
-from ostinato.tools.doctor.rows import RowChecks
 from ostinato.tools.doctor.statistics import wrong_statistics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from ostinato.tools.doctor.checks import Severity
-    from ostinato.tools.doctor.lerobot_metadata import EpisodeEntry, LeRobotMetadata
-    from ostinato.tools.doctor.report import Findings, Profile
+    from ostinato.datasets.checks import Severity
+    from ostinato.datasets.lerobot_metadata import EpisodeEntry
+    from ostinato.tools.doctor.examination import Collected
 
 __all__ = ["LeRobotTables"]
 
@@ -39,30 +38,35 @@ class LeRobotTables:
 
     Args:
         root: the dataset.
-        findings: where findings are added.
-        profile: takes the numbers for plots.
+        look: the examination.
     """
 
-    def __init__(self, root: Path, findings: Findings, profile: Profile) -> None:
-        self.meta: LeRobotMetadata = read_metadata(root, findings)
-        self.rows = RowChecks(findings)
+    def __init__(self, root: Path, look: Collected) -> None:
+        self.meta = Metadata(root, look)
+        self.entries: list[EpisodeEntry] = []
+        """What the metadata says of each episode."""
+        self.tasks: dict[int, str] | None = None
+        """Texts of the tasks by number; None if they could not be read."""
+        self.statistics: dict[str, Any] | None = None
+        """Statistics of the dataset; None if there are none."""
+        self.rows = look.rows
         self.numbers: dict[int, int] = {}
         """Rows found of each episode."""
         self.starts: dict[int, int] = {}
         """First row of each episode found."""
         self.total = 0
         """Rows found."""
-        self._findings = findings
-        self._profile = profile
+        self._findings = look
+        self._profile = look.profile
         self._complete = True
         self._reported: set[tuple[str, str]] = set()
         self._used_tasks: set[int] = set()
-        self._entries = {entry.number: entry for entry in self.meta.episodes}
+        self._entry_of: dict[int, EpisodeEntry] = {}
         self._last = -1
 
     def check(self, progress: Callable[[int, int], None]) -> None:
         """Check metadata and tables."""
-        self._check_metadata()
+        self._read_metadata()
         files = self._files()
         for done, name in enumerate(files, 1):
             self._read_file(name)
@@ -70,58 +74,38 @@ class LeRobotTables:
         self._check_lengths()
         self._check_counts()
         self._check_tasks()
-        self.rows.finish(self._profile)
         self._check_statistics()
 
     # -- the metadata alone --------------------------------------------------------------------------------------------
 
-    def _check_metadata(self) -> None:
-        meta, add = self.meta, self._findings.add
-        table = "meta/episodes" if meta.version.startswith("v3") else "meta/episodes.jsonl"
-        if [entry.number for entry in meta.episodes] != list(range(len(meta.episodes))):
-            numbers = [entry.number for entry in meta.episodes]
-            at = next(n for n, number in enumerate(numbers) if number != n)
-            add(
-                "metadata-invalid",
-                f"episode {numbers[at]} stands where {at} is expected",
-                Place(file=table, episode=at),
-            )
-        row = 0
-        for entry in meta.episodes:
-            if entry.start is None or entry.stop is None:
-                continue
-            if entry.length is not None and entry.stop - entry.start != entry.length:
-                text = (
-                    f"length is {entry.length}, the rows [{entry.start}, {entry.stop}) are {entry.stop - entry.start}"
-                )
-                add("episode-bounds", text, Place(file=table, episode=entry.number))
-            elif entry.start != row:
-                what = "overlap the episode before, which ends at" if entry.start < row else "leave a gap after"
-                text = f"its rows [{entry.start}, {entry.stop}) {what} row {row}"
-                add("episode-bounds", text, Place(file=table, episode=entry.number))
-            row = entry.stop
-        for name in meta.features:
-            if meta.shape(name) is None:
-                text = f"shape is {meta.features[name].get('shape')!r}, a list of integers expected"
-                add("metadata-invalid", text, Place(file="meta/info.json", field=name))
+    def _read_metadata(self) -> None:
+        meta = self.meta
+        if meta.info and meta.wrong_version:
+            meta.fault("metadata-invalid", meta.wrong_version, INFO, "codebase_version")
+        meta.check_info()
+        self.tasks = meta.read_tasks()
+        self.entries = meta.entries(meta.read_episodes(every=True))
+        self._entry_of = {entry.number: entry for entry in self.entries}
+        if (meta.root / STATISTICS).exists():
+            self.statistics = meta.read_object(STATISTICS) or None
+        elif meta.major == 3:
+            meta.fault("file-missing", "without it nothing is normalized", STATISTICS, severity="warning")
 
     def _check_counts(self) -> None:
-        info, episodes = self.meta.info, len(self.meta.episodes)
+        info, episodes = self.meta.info, len(self.entries)
         found: dict[str, tuple[int, str]] = {"total_episodes": (episodes, "the table of episodes has {}")}
         if self._complete:
             found["total_frames"] = (self.total, "the tables have {} rows")
-        if self.meta.tasks is not None:
-            found["total_tasks"] = (len(self.meta.tasks), "the table of tasks has {}")
+        if self.tasks is not None:
+            found["total_tasks"] = (len(self.tasks), "the table of tasks has {}")
         for key, (count, words) in found.items():
             if info and whole_number(info.get(key)) != count:
                 text = f"{key} is {info.get(key)!r}, but {words.format(f'{count:,}')}"
-                self._findings.add("count-mismatch", text, Place(file="meta/info.json", field=key))
+                self._findings.add("count-mismatch", text, Place(file=INFO, field=key))
         videos = len(self.meta.cameras) * episodes
         if "total_videos" in info and info["total_videos"] != videos:
             text = f"total_videos is {info['total_videos']!r}, but {videos:,} belong to the episodes"
-            self._findings.add(
-                "count-mismatch", text, Place(file="meta/info.json", field="total_videos"), severity="warning"
-            )
+            self._findings.add("count-mismatch", text, Place(file=INFO, field="total_videos"), severity="warning")
         self._check_splits(info.get("splits"), episodes)
 
     def _check_splits(self, splits: Any, episodes: int) -> None:
@@ -130,11 +114,11 @@ class LeRobotTables:
             valid = start.isdigit() and stop.isdigit()
             if not valid or not 0 <= int(start) <= int(stop) <= episodes:
                 text = f"split {name!r} is {words!r}, the dataset has {number_of(episodes, 'episode')}"
-                self._findings.add("split-invalid", text, Place(file="meta/info.json", field="splits"))
+                self._findings.add("split-invalid", text, Place(file=INFO, field="splits"))
 
     def _check_tasks(self) -> None:
-        tasks = self.meta.tasks
-        file = "meta/tasks.parquet" if self.meta.version.startswith("v3") else "meta/tasks.jsonl"
+        tasks = self.tasks
+        file = "meta/tasks.parquet" if self.meta.major == 3 else "meta/tasks.jsonl"
         seen: dict[str, int] = {}
         for number, text in (tasks or {}).items():
             if not text.strip() or text == "None":
@@ -151,7 +135,7 @@ class LeRobotTables:
     def _files(self) -> list[str]:
         """Return the tables in the order of their episodes; those that are missing or not listed become findings."""
         listed: dict[str, int] = {}
-        for entry in self.meta.episodes:
+        for entry in self.entries:
             if entry.file is not None:
                 listed.setdefault(entry.file, entry.number)
         root = self.meta.root
@@ -163,7 +147,7 @@ class LeRobotTables:
                 self._findings.add("file-unlisted", "no episode lies in this file", Place(file=name))
         for name, episode in listed.items():
             if name not in there:
-                count = sum(entry.file == name for entry in self.meta.episodes)
+                count = sum(entry.file == name for entry in self.entries)
                 text = f"{count} episode{'s' if count > 1 else ''} should lie in it"
                 self._findings.add("file-missing", text, Place(file=name, episode=episode))
                 self._complete = False
@@ -171,7 +155,7 @@ class LeRobotTables:
 
     def _read_file(self, name: str) -> None:
         parquet = require("pyarrow.parquet", "lerobot")
-        expected = [entry for entry in self.meta.episodes if entry.file == name]
+        expected = [entry for entry in self.entries if entry.file == name]
         if expected and expected[0].start is not None and not self._complete:
             self.total = expected[0].start
         try:
@@ -275,12 +259,12 @@ class LeRobotTables:
 
     def _episode(self, number: int, arrays: dict[str, Array], file: str) -> None:
         rows = max((values.shape[0] for values in arrays.values()), default=0)
-        entry = self._entries.get(number)
+        entry = self._entry_of.get(number)
         where = Place(file, number)
         if number in self.numbers:
             text = "its rows are in more than one place"
             self._findings.add("index-order", text, where._replace(field="episode_index"))
-        elif entry is None and self._entries:
+        elif entry is None and self._entry_of:
             text = f"the table has {number_of(rows, 'row')} of episode {number}, which the metadata lacks"
             self._findings.add("episode-bounds", text, where)
         elif number < self._last:
@@ -342,7 +326,7 @@ class LeRobotTables:
     def _check_episode_task(self, arrays: dict[str, Array], entry: EpisodeEntry | None, where: Place) -> None:
         if "task_index" not in arrays:
             return
-        values, tasks = arrays["task_index"][:, 0], self.meta.tasks
+        values, tasks = arrays["task_index"][:, 0], self.tasks
         numbers = {int(number) for number in np.unique(values)}
         self._used_tasks |= numbers
         if tasks is None:
@@ -375,7 +359,7 @@ class LeRobotTables:
     # -- both together -------------------------------------------------------------------------------------------------
 
     def _check_lengths(self) -> None:
-        for entry in self.meta.episodes:
+        for entry in self.entries:
             found = self.numbers.get(entry.number, 0)
             missing = entry.number not in self.numbers and not self._complete
             if entry.length is not None and found != entry.length and not missing:
@@ -383,7 +367,7 @@ class LeRobotTables:
                 self._findings.add("episode-length", text, Place(file=entry.file, episode=entry.number))
 
     def _check_statistics(self) -> None:
-        known = self.meta.statistics
+        known = self.statistics
         if known is None or not self._complete:
             return
         for name in self.meta.features:
@@ -393,13 +377,11 @@ class LeRobotTables:
             given = known.get(name)
             if not isinstance(given, dict):
                 text = "there are no statistics of this feature"
-                self._findings.add("statistics-mismatch", text, Place(file="meta/stats.json", field=name))
+                self._findings.add("statistics-mismatch", text, Place(file=STATISTICS, field=name))
                 continue
             problems = wrong_statistics(given, moments)
             if problems:
-                self._findings.add(
-                    "statistics-mismatch", "; ".join(problems), Place(file="meta/stats.json", field=name)
-                )
+                self._findings.add("statistics-mismatch", "; ".join(problems), Place(file=STATISTICS, field=name))
 
 
 def _joined(parts: list[dict[str, Array]]) -> dict[str, Array]:

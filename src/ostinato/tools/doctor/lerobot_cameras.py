@@ -10,8 +10,9 @@ import numpy as np
 
 from ostinato._optional import require
 from ostinato.core.options import number_of
-from ostinato.tools.doctor.cameras import CameraChecks, sampled_episodes, sampled_frames
-from ostinato.tools.doctor.report import READ_ERRORS, Place
+from ostinato.datasets.checks import READ_ERRORS, Place
+from ostinato.datasets.lerobot_metadata import INFO, STATISTICS
+from ostinato.tools.doctor.cameras import sampled_episodes, sampled_frames
 from ostinato.tools.doctor.statistics import flat_numbers
 from ostinato.tools.doctor.video_file import BrokenFrameError, gray_frames, read_header
 
@@ -20,9 +21,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from ostinato.datasets.lerobot_metadata import Clip, EpisodeEntry
+    from ostinato.tools.doctor.cameras import CameraChecks
+    from ostinato.tools.doctor.examination import Collected
     from ostinato.tools.doctor.lerobot import LeRobotTables
-    from ostinato.tools.doctor.lerobot_metadata import Clip, EpisodeEntry
-    from ostinato.tools.doctor.report import Findings, Profile
     from ostinato.tools.doctor.video_file import VideoHeader
 
 __all__ = ["LeRobotCameras"]
@@ -39,41 +41,37 @@ class LeRobotCameras:
 
     Args:
         tables: the tables, which were checked before.
-        findings: where findings are added.
-        profile: takes the numbers for plots.
-        full: decode all frames; else some of each episode.
+        look: the examination.
     """
 
-    def __init__(self, tables: LeRobotTables, findings: Findings, profile: Profile, *, full: bool) -> None:
+    def __init__(self, tables: LeRobotTables, look: Collected) -> None:
         self._tables = tables
         self._meta = tables.meta
-        self._findings = findings
-        self._profile = profile
-        self._full = full
+        self._findings = look
+        self._full = look.full
         self._chosen: set[int] = set()
         self.decoded = 0
         """Number of frames looked at."""
 
     def check(self, progress: Callable[[int, int], None]) -> None:
         """Check all cameras."""
-        numbers = [entry.number for entry in self._meta.episodes]
+        numbers = [entry.number for entry in self._tables.entries]
         self._chosen = {numbers[at] for at in sampled_episodes(len(numbers), full=self._full)}
         cameras = [*self._meta.cameras, *self._meta.images]
         done, total = 0, len(cameras) * max(len(numbers), 1)
         for name in cameras:
-            checks = CameraChecks(name, self._findings, self._tables.rows, self._meta.fps)
+            checks = self._findings.camera(name)
             files = self._check_video if name in self._meta.cameras else self._check_images
             for count in files(name, checks):
                 done += count
                 progress(min(done, total), total)
             self.decoded += checks.decoded
-            self._profile.cameras.append(checks.profile())
             self._check_statistics(name, checks.profile().brightness)
         self._check_unlisted()
 
     def _check_statistics(self, name: str, brightness: NDArray[np.float64]) -> None:
         """Compare the mean of a camera, three colors from 0 to 1, with the brightness of the frames looked at."""
-        known, place = self._meta.statistics, Place("meta/stats.json", camera=name)
+        known, place = self._tables.statistics, Place(STATISTICS, camera=name)
         if known is None:
             return
         entry = known.get(name)
@@ -88,7 +86,7 @@ class LeRobotCameras:
             self._findings.add("statistics-mismatch", text, place)
 
     def _check_unlisted(self) -> None:
-        listed = {clip.file for entry in self._meta.episodes for clip in entry.clips.values()}
+        listed = {clip.file for entry in self._tables.entries for clip in entry.clips.values()}
         for path in sorted((self._meta.root / "videos").rglob("*.mp4")):
             name = path.relative_to(self._meta.root).as_posix()
             if listed and name not in listed:
@@ -99,7 +97,7 @@ class LeRobotCameras:
     def _check_video(self, name: str, checks: CameraChecks) -> Iterator[int]:
         """Check the files of one camera; yields the number of episodes in each."""
         self._check_declared(name)
-        found = [(entry, entry.clips[name]) for entry in self._meta.episodes if name in entry.clips]
+        found = [(entry, entry.clips[name]) for entry in self._tables.entries if name in entry.clips]
         found.sort(key=lambda pair: (pair[1].file, pair[1].start_s))
         for file, group in groupby(found, key=lambda pair: pair[1].file):
             episodes = list(group)
@@ -114,7 +112,7 @@ class LeRobotCameras:
         declared = info.get("video.fps") if isinstance(info, dict) else None
         if isinstance(declared, (int, float)) and self._meta.fps is not None and declared != self._meta.fps:
             text = f"video.fps is {declared:g}, the fps of the dataset {self._meta.fps:g}"
-            self._findings.add("video-rate", text, Place("meta/info.json", camera=name), severity="warning")
+            self._findings.add("video-rate", text, Place(INFO, camera=name), severity="warning")
 
     def _header(self, name: str, file: str, episodes: list[tuple[EpisodeEntry, Clip]]) -> VideoHeader | None:
         place = Place(file, episodes[0][0].number, camera=name)
@@ -238,7 +236,7 @@ class LeRobotCameras:
     def _check_images(self, name: str, checks: CameraChecks) -> Iterator[int]:
         """Look at pictures of one camera in the tables; yields the number of episodes in each file."""
         parquet = require("pyarrow.parquet", "lerobot")
-        for file, group in groupby(self._meta.episodes, key=lambda entry: entry.file):
+        for file, group in groupby(self._tables.entries, key=lambda entry: entry.file):
             episodes = list(group)
             path = self._meta.root / (file or "")
             if file is not None and path.is_file():

@@ -3,53 +3,31 @@
 from __future__ import annotations
 
 import json
-import zipfile
-import zlib
 from collections import Counter
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ostinato.core.options import number_of
+from ostinato.datasets.checks import CHECKS, WHOLE
 from ostinato.tools.datasets import rows_and_episodes
-from ostinato.tools.doctor.checks import CHECKS
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from ostinato.tools.doctor.checks import Severity
+    from ostinato.datasets.checks import Place, Severity
 
 __all__ = [
-    "READ_ERRORS",
     "CameraProfile",
     "FieldProfile",
     "Finding",
     "Findings",
-    "Place",
     "Profile",
     "Report",
-    "first_line",
 ]
-
-READ_ERRORS: tuple[type[Exception], ...] = (OSError, ValueError, RuntimeError, LookupError, TypeError, AttributeError)
-READ_ERRORS += (EOFError, ArithmeticError, MemoryError, SyntaxError, zipfile.BadZipFile, zlib.error)
-"""What libraries raise for damaged files."""
 
 _KEPT = 20
 """Findings of one check that a report lists; further ones are counted."""
 _ORDER = ("error", "warning", "note")
-
-
-class Place(NamedTuple):
-    """Where a finding is; what does not apply is None. See `Finding`."""
-
-    file: str | None = None
-    episode: int | None = None
-    frame: int | None = None
-    field: str | None = None
-    camera: str | None = None
-
-
-_WHOLE = Place()
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,11 +188,6 @@ class Report:
         return ", ".join(shown) + (f", {more:,} more not listed" if more else "")
 
 
-def first_line(error: BaseException) -> str:
-    """Return the message of an error on one line, its class if it has none."""
-    return (str(error).splitlines() or [""])[0] or type(error).__name__
-
-
 class Findings:
     """Collects findings; of each check and severity the first ones are kept, the others counted."""
 
@@ -222,7 +195,7 @@ class Findings:
         self._kept: dict[tuple[str, str], list[Finding]] = {}
         self._more: Counter[str] = Counter()
 
-    def add(self, check: str, message: str, place: Place = _WHOLE, *, severity: Severity | None = None) -> None:
+    def add(self, check: str, message: str, place: Place = WHOLE, *, severity: Severity | None = None) -> None:
         """Add a finding; its severity is the usual one of the check unless given."""
         known = CHECKS[check]
         severity = known.severity if severity is None else severity

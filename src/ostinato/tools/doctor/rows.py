@@ -11,15 +11,16 @@ import xxhash
 
 from ostinato.core.episodes.continuity import Continuity, compare, find_mates
 from ostinato.core.options import number_of
+from ostinato.datasets.checks import Place
 from ostinato.tools.doctor.numbers import FieldNumbers
-from ostinato.tools.doctor.report import FieldProfile, Place
+from ostinato.tools.doctor.report import FieldProfile
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
-    from ostinato.tools.doctor.checks import Severity
+    from ostinato.datasets.checks import Severity
     from ostinato.tools.doctor.numbers import Event, Moments
     from ostinato.tools.doctor.report import Findings, Profile
 
@@ -82,14 +83,12 @@ class RowChecks:
 
     Args:
         findings: where findings are added.
-        roles: roles of fields by name; fields that are not in it have the role of their name.
-        end_flags: whether `done`, `terminated` and `truncated` may only be set in the last row of an episode.
     """
 
-    def __init__(self, findings: Findings, *, roles: Mapping[str, Role] | None = None, end_flags: bool = True) -> None:
+    def __init__(self, findings: Findings) -> None:
         self._findings = findings
-        self._roles = dict(roles or {})
-        self._end_flags = end_flags
+        self.end_flags = True
+        """Whether `done`, `terminated` and `truncated` may only be set in the last row of an episode."""
         self._numbers: dict[str, FieldNumbers] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._copies: dict[bytes, _Copy] = {}
@@ -97,12 +96,8 @@ class RowChecks:
         self._cells: dict[int, NDArray[np.float32]] = {}
         self._continuity = Continuity()
         self._broken: Place | None = None
-        self.lengths: list[int] = []
+        self.lengths: dict[int, int] = {}
         """Rows of each episode fed so far."""
-
-    def role(self, name: str) -> Role:
-        """Return the role of a field."""
-        return self._roles.get(name) or role_of(name)
 
     def moments(self, name: str) -> Moments | None:
         """Return the statistics of a field, None if it was not fed."""
@@ -126,7 +121,7 @@ class RowChecks:
             file: where it lies, for the findings.
             nexts: next observations that `fields` do not have, of which nothing else is checked.
         """
-        self.lengths.append(rows)
+        self.lengths[number] = self.lengths.get(number, 0) + rows
         self._follow(number, {**fields, **(nexts or {})}, rows, file)
         digest, continuous, states = xxhash.xxh3_128(), False, []
         for name, values in fields.items():
@@ -134,7 +129,7 @@ class RowChecks:
             if not flat.shape[1] or not flat.shape[0]:
                 continue
             self._feed(name, flat, number, file)
-            role = self.role(name)
+            role = role_of(name)
             if role in {"action", "state", "reward", "other"}:
                 digest.update(name.encode())
                 digest.update(np.ascontiguousarray(flat).view(np.uint8).data)
@@ -161,7 +156,7 @@ class RowChecks:
     def _feed(self, name: str, flat: Array, episode: int, file: str | None) -> None:
         numbers = self._numbers.get(name)
         if numbers is None:
-            steps = self.role(name) == "action" or name in {"observation.state", "state", "agent_pos"}
+            steps = role_of(name) == "action" or name in {"observation.state", "state", "agent_pos"}
             numbers = self._numbers[name] = FieldNumbers(flat.shape[1], steps=steps)
         elif numbers.moments.count.shape[0] != flat.shape[1]:
             expected = numbers.moments.count.shape[0]
@@ -177,7 +172,7 @@ class RowChecks:
     def _finite(self, name: str, flat: Array, episode: int, file: str | None) -> None:
         if np.isfinite(flat).all():
             return
-        severity: Severity = "warning" if self.role(name) == "other" else "error"
+        severity: Severity = "warning" if role_of(name) == "other" else "error"
         for check, found, what in (
             ("value-nan", np.isnan(flat), "NaN"),
             ("value-infinite", np.isinf(flat), "infinities"),
@@ -191,7 +186,7 @@ class RowChecks:
         raised = (flat != 0).any(1)
         self._set[role] = self._set.get(role, False) or bool(raised.any())
         early = np.flatnonzero(raised[:-1])
-        if early.shape[0] and self._end_flags:
+        if early.shape[0] and self.end_flags:
             rows = number_of(early.shape[0], "row")
             text = f"is set in {rows} before the last one of the episode, which has {len(flat):,} rows"
             self._findings.add("flag-position", text, Place(file=file, episode=episode, frame=early[0], field=name))
@@ -223,7 +218,7 @@ class RowChecks:
             The largest share of all dimensions; None if the episode has no state.
         """
         cells = self._cells.get(episode)
-        states = [n.moments for name, n in self._numbers.items() if self.role(name) == "state"]
+        states = [n.moments for name, n in self._numbers.items() if role_of(name) == "state"]
         if cells is None or sum(m.low.shape[0] for m in states) != cells.shape[1]:
             return None
         low, high = np.concatenate([m.low for m in states]), np.concatenate([m.high for m in states])
@@ -236,9 +231,9 @@ class RowChecks:
 
     def finish(self, profile: Profile) -> None:
         """Add the findings about the whole dataset, and the numbers for plots."""
-        profile.lengths = self.lengths
+        profile.lengths = list(self.lengths.values())
         for name, numbers in self._numbers.items():
-            role = self.role(name)
+            role = role_of(name)
             if role in {"action", "state", "other"}:
                 self._limits(name, role, numbers)
             if role == "reward" and self._is_constant(numbers):
