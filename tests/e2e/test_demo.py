@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from ostinato import NStep, PrioritizedSampler
-from ostinato.demo import DqnConfig, Report, TrainingState, save_and_reopen, train, training_figure
 from ostinato.errors import CheckpointError
 from ostinato.tools import inspect_checkpoint
 from ostinato.viz import Bars
@@ -20,6 +19,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 pytest.importorskip("gymnasium")
+pytest.importorskip("rich")
+
+from examples.demo.cartpole import DqnConfig, Report, TrainingState, save_and_reopen, train, training_figure
 
 
 @pytest.fixture(scope="module")

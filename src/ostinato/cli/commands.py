@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import runpy
 import sys
 import time
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -161,6 +162,12 @@ def _root(
     """Fast and exact replay buffers."""
 
 
+_DEMO = (
+    Path(__file__).parents[1] / "demo" / "cartpole.py",
+    Path(__file__).parents[3] / "examples" / "demo" / "cartpole.py",
+)
+"""The program of the demo: in an installed package, and in a checkout."""
+
 # -- demo ---------------------------------------------------------------------------------------------------------
 
 
@@ -192,24 +199,10 @@ def demo(
     """
     for module, extra in (("gymnasium", "demo"), ("matplotlib", "viz")):
         require(module, extra)  # before the training, not after it
-    from ostinato.demo import DqnConfig, save_and_reopen, train, training_figure
-    from ostinato.durable.files import atomic_write
-    from ostinato.viz import draw
-
-    checkpoint, image, summary_file = (output / name for name in ("checkpoint", "demo.png", "report.json"))
-    _check_free_paths(checkpoint, image, summary_file, overwrite=overwrite)
-    output.mkdir(parents=True, exist_ok=True)
-    config = DqnConfig(seed=seed, threads=threads, prioritized=prioritized, n_step=n_step).over(steps)
-    with show.training(config) as on_state:
-        report = train(config, on_state)
-    show.result(report)
-    reopened = save_and_reopen(report, checkpoint)
-    draw(training_figure(report), image)
-    summary = {field.name: getattr(report, field.name) for field in fields(report) if field.name != "buffer"}
-    means = {"final_return": report.final_return, "kept_return": report.kept_return}
-    summary = {**summary, **means, "config": asdict(config)}
-    atomic_write(summary_file, f"{show.to_json(summary)}\n".encode())
-    show.files(reopened, image)
+    _check_free_paths(*(output / name for name in ("checkpoint", "demo.png", "report.json")), overwrite=overwrite)
+    example = runpy.run_path(str(next(filter(Path.exists, _DEMO))))
+    config = example["DqnConfig"](seed=seed, threads=threads, prioritized=prioritized, n_step=n_step).over(steps)
+    example["run"](output, config)
 
 
 # -- contents of a directory --------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ import os
 import re
 import sys
 import textwrap
-from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, final
@@ -19,13 +18,12 @@ from ostinato.core.options import number_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from rich import box, console, measure, progress, table, text
+    from rich import box, console, measure, table, text
 
     from ostinato.cli.commands import SampleReport
     from ostinato.cli.fleets import FleetReport
     from ostinato.compat.torchrl import ImportReport
     from ostinato.datasets.export import ExportReport
-    from ostinato.demo import DqnConfig, Reopened, Report, TrainingState
     from ostinato.tools import (
         ChainReport,
         CheckpointReport,
@@ -41,8 +39,8 @@ if TYPE_CHECKING:
     from ostinato.tools import Report as Examination
     from ostinato.tools.datasets import DatasetReport, DatasetSample
 else:
-    box, console, measure, progress, table, text = (
-        require(f"rich.{name}", "cli") for name in ("box", "console", "measure", "progress", "table", "text")
+    box, console, measure, table, text = (
+        require(f"rich.{name}", "cli") for name in ("box", "console", "measure", "table", "text")
     )
 
 __all__ = [
@@ -56,15 +54,12 @@ __all__ = [
     "error",
     "examined",
     "exported",
-    "files",
     "fleet",
     "fleet_view",
     "imported",
     "moved",
-    "result",
     "store",
     "to_json",
-    "training",
     "verified",
     "written",
 ]
@@ -416,77 +411,6 @@ def dataset_batch(report: DatasetSample) -> None:
     for place, field in enumerate(report.fields):
         _add_row(grid, field.name, *(row.values[place] for row in report.shown))
     _table(out, grid)
-
-
-# -- the demo -----------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def training(config: DqnConfig) -> Iterator[Callable[[TrainingState], None]]:
-    """Show the state of the training in a line while the block runs; yields the function to call with each.
-
-    Unlike `ostinato.durable.progress` it appears at once, tells returns and speed, and stays.
-    """
-    out = console.Console()
-    out.print(f"[bold]Double DQN on CartPole-v1[/] with ostinato.ReplayBuffer, at most {config.steps:,} steps")
-    bar = progress.Progress(
-        progress.BarColumn(bar_width=7),
-        progress.TextColumn("{task.completed:>6,.0f} steps  {task.fields[facts]}"),
-        progress.TimeElapsedColumn(),
-        console=out,
-    )
-    with bar:
-        task = bar.add_task("train", total=config.steps, facts="")
-
-        def show(now: TrainingState) -> None:
-            bar.update(task, completed=now.step, facts=_facts(now))
-
-        yield show
-        bar.update(task, total=bar.tasks[task].completed)  # a run that stopped early is complete as well
-
-
-def _facts(now: TrainingState) -> str:
-    returned = "   -" if math.isnan(now.mean_return) else f"{now.mean_return:4.0f}"
-    speed = f"{now.samples_per_s / 1000:4.0f}k samples/s"
-    return f"training return {returned}  buffer {now.rows / now.capacity:4.0%}  {speed}"
-
-
-def result(report: Report) -> None:
-    """Print the result of the training: the final agent, and the one that is kept."""
-    out = _console()
-    episodes = number_of(len(report.final_returns), "new episode")
-    _agent(out, "Final agent", report.steps, report.final_returns, f"in {episodes}")
-    if not report.is_final_kept:
-        _agent(out, "Kept agent", report.kept_step, report.kept_returns, "in the same episodes")
-    name = "It is kept" if report.is_final_kept else "Kept"
-    tried = report.config.validation_episodes
-    validation = f"{max(report.validation_returns):.1f} in {number_of(tried, 'other episode')}"
-    _line(out, f"{name} as the best of {number_of(len(report.validation_returns), 'validation')}: {validation}")
-    _line(out, "The highest return is 500. Agents play greedily, with averaged weights")
-    calls = max(report.updates, 1)
-    _line(
-        out,
-        f"{number_of(report.steps, 'step')}, {number_of(report.updates, 'update')} in {report.seconds:.1f} s, of which "
-        f"{report.buffer_s:.1f} s in the buffer ({report.buffer_s / calls * 1e6:.0f} us per update, extend included)",
-    )
-
-
-def _agent(out: console.Console, name: str, step: int, returns: tuple[float, ...], where: str) -> None:
-    mean, low = sum(returns) / len(returns), min(returns)
-    _line(out, f"{name} (step {step:,}): mean return {mean:.1f}, lowest {low:.0f}, {where}", "bold")
-
-
-def files(reopened: Reopened, image: Path) -> None:
-    """Print the files that were written and the result of reading them back."""
-    out = _console()
-    seconds = f"saved in {reopened.save_s * 1000:.0f} ms, reloaded in {reopened.load_s * 1000:.0f} ms"
-    _line(
-        out,
-        f"Checkpoint: {number_of(reopened.rows, 'row')}, {_size(reopened.nbytes)}, {seconds}; "
-        f"the next {reopened.batches} batches of both buffers are equal",
-    )
-    _line(out, f"Figure:     {image}")
-    _line(out, f"Contents:   ostinato inspect {reopened.path}")
 
 
 # -- formatting ---------------------------------------------------------------------------------------------------
