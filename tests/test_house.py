@@ -29,7 +29,7 @@ FLOORS = (
 NEIGHBOURS = {
     ("_backend", "errors"): "the switch of the native part raises the tree's errors",
     ("_optional", "errors"): "the importer of extras raises the tree's errors",
-    ("viz", "tools"): "the page of the doctor draws its report",
+    ("viz", "tools"): "figures show the report of the doctor; viewers open what the tools recognize",
 }
 """Pairs on one floor that may meet, and why."""
 
