@@ -331,9 +331,11 @@ def doctor(
         show_error(str(error))
         raise typer.Exit(2) from None
     if target is not None:
-        from ostinato.viz.doctor_page import draw_page
+        from ostinato.viz.doctor_page import doctor_page
+        from ostinato.viz.figures import draw, size_of
 
-        draw_page(report, target)
+        page = doctor_page(report)
+        draw(page, target, size=size_of(page))
     answer(report, as_json=as_json)
     if target is not None and not as_json:
         _show_written(target)
@@ -821,9 +823,9 @@ def plot(
 
     Exit status: 0 success, 1 missing or damaged, 2 wrong usage.
     """
-    from ostinato.viz import draw
     from ostinato.viz.datasets import DatasetSource
-    from ostinato.viz.report import report, size_of
+    from ostinato.viz.figures import draw, size_of
+    from ostinato.viz.report import report
     from ostinato.viz.viewer import png_path
 
     target = png_path(output)

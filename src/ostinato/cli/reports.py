@@ -32,17 +32,25 @@ _LABELS = {
     "nbytes": "size",
     "num_samples": "rows of the batch",
     "resumed": "resumed an earlier run",
+    "rows_drawn": "drawn",
+    "rows_written": "written",
     "sample_ms": "milliseconds",
+    "save_error": "error",
+    "save_failures": "failures",
+    "saved_write_count": "saved",
     "shapes": "steps x environments",
     "source_bytes": "size of source",
     "total_samples": "transitions",
     "trajectory_counter": "next id",
     "unlisted": "not in the index",
     "verified": "checksums verified",
+    "write_count": "written",
 }
 """Names of facts and columns; others are those of the fields of the report."""
 _STYLES = dict.fromkeys(("assumptions", "left", "left_out_because", "notes", "unchecked", "unlisted"), "yellow")
 _SEVERITIES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
+_JSON_ALONE = {"schema"}
+"""Columns that are too wide for a terminal."""
 _MAX_LINES = 10
 _MAX_ROWS = 40
 
@@ -93,8 +101,8 @@ def _items(record: Any) -> dict[str, Any]:
 
 def _table(records: Any) -> Table:
     rows = [_items(record) for record in records]
-    names = tuple(map(_label, rows[0]))
-    return Table(names, [tuple(_cell(name, value) for name, value in row.items()) for row in rows])
+    names = [name for name in rows[0] if name not in _JSON_ALONE]
+    return Table(tuple(map(_label, names)), [tuple(_cell(name, row[name]) for name in names) for row in rows])
 
 
 def _cell(name: str, value: Any) -> str | None:

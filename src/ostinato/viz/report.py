@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ostinato.viz.figures import Panel
     from ostinato.viz.sources import OpenTrajectory, TrajectorySource
 
-__all__ = ["report", "size_of"]
+__all__ = ["report"]
 
 _SIZES = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("bytes", 1))
 _MAX_POINTS = 5_000
@@ -75,11 +75,6 @@ def report(source: TrajectorySource, index: int = 0, *, progress: ProgressOption
     summary += [f"{len(found) - len(known):,} without readable rewards"] if 0 < len(known) < len(found) else []
     summary += [source.history] if source.history else []
     return FigureSpec(source.title, " · ".join(summary), tuple(rows))
-
-
-def size_of(spec: FigureSpec) -> tuple[int, int]:
-    """Return the width and height in pixels that suit a figure of `report`."""
-    return 1600, 150 + 300 * len(spec.rows)
 
 
 def _facts(source: DatasetSource, episode: OpenTrajectory) -> list[str]:

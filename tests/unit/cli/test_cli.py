@@ -96,7 +96,7 @@ def test_inspect_prints_every_field(saved: Path) -> None:
     done = run_here("inspect", str(saved))
     lines = done.stdout.splitlines()
     assert lines[0] == str(saved)
-    assert [facts(done)[name] for name in ("rows", "capacity", "rows drawn")] == ["4", "100", "2"]
+    assert [facts(done)[name] for name in ("rows", "capacity", "drawn")] == ["4", "100", "2"]
     rows = {line.split()[0]: line.split() for line in lines if line.strip()}
     assert rows["obs"] == ["obs", "float32", "[3]", "4", "48", "B", "0", "11", "5.5", "0"]
     assert rows["next.reward"] == ["next.reward", "float32", "-", "4", "16", "B", "0", "2", "1", "1"]

@@ -14,8 +14,9 @@ from ostinato.datasets.columns import TensorColumn, TextColumn
 from ostinato.errors import DamagedFileError
 from ostinato.viz import Bars, Curves, Film, Position, Shares, draw, read_frame
 from ostinato.viz.datasets import DatasetSource
+from ostinato.viz.figures import size_of
 from ostinato.viz.frames import ALL_CAMERAS, read_timeline
-from ostinato.viz.report import report, size_of
+from ostinato.viz.report import report
 
 if TYPE_CHECKING:
     from pathlib import Path
