@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 
 import pytest
 
-__all__ = ["START", "fails", "run_here", "run_process"]
+__all__ = ["START", "facts", "fails", "run_here", "run_process"]
 
 START = "from ostinato.cli.main import main; main()"
 _PLAIN = {"COLUMNS": "200", "TERM": "dumb"}
@@ -39,6 +40,11 @@ def run_here(*arguments: object, **env: str) -> subprocess.CompletedProcess[str]
         except SystemExit as end:
             code = int(end.code or 0)
     return subprocess.CompletedProcess(sys.argv, code, out.getvalue(), err.getvalue())
+
+
+def facts(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
+    """Names and values that a report has printed, one in a line."""
+    return dict(re.findall(r"^  (\S.*?)  +(.+)$", done.stdout, re.MULTILINE))
 
 
 def fails(status: int, words: str, *arguments: object, **env: str) -> subprocess.CompletedProcess[str]:

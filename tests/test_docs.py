@@ -236,7 +236,7 @@ def test_numbers_in_words_are_those_of_the_table_of_benchmarks() -> None:
 def modules() -> list[str]:
     """Modules of the package that can be imported without extras."""
     names = [m.name for m in pkgutil.walk_packages(ostinato.__path__, "ostinato.")]
-    return [n for n in names if not re.match(r"ostinato\.(cli|demo|viz|_native)", n)]
+    return [n for n in names if not re.match(r"ostinato\.(cli|viz|_native)", n)]
 
 
 @pytest.mark.parametrize("name", modules())

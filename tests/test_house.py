@@ -20,7 +20,7 @@ FLOORS = (
     ("trajectories",),
     ("datasets",),
     ("buffers",),
-    ("collect", "compat", "distributed", "testing", "tools", "viz", "demo"),
+    ("collect", "compat", "distributed", "testing", "tools", "viz"),
     ("cli",),
     ("__main__",),
 )
@@ -29,8 +29,7 @@ FLOORS = (
 NEIGHBOURS = {
     ("_backend", "errors"): "the switch of the native part raises the tree's errors",
     ("_optional", "errors"): "the importer of extras raises the tree's errors",
-    ("viz", "tools"): "the page of the doctor draws its report",
-    ("demo", "viz"): "the demo draws its report with the library's own plots",
+    ("viz", "tools"): "figures show the report of the doctor; viewers open what the tools recognize",
 }
 """Pairs on one floor that may meet, and why."""
 
@@ -182,7 +181,7 @@ def check_habits(path: Path) -> None:
             assert not seeds or part_of(path) == "testing", f"{name}: no global seeding"
         named = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
         named += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        strangers = name not in TENSORDICT and part_of(path) not in {"testing", "demo", "compat"}
+        strangers = name not in TENSORDICT and part_of(path) not in {"testing", "compat"}
         assert not strangers or not any(each.startswith("tensordict") for each in named), f"{name}: see TENSORDICT"
         if isinstance(node, ast.Import):
             imported = {alias.name.split(".")[0] for alias in node.names}

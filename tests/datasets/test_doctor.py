@@ -157,9 +157,7 @@ def test_the_command_draws_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     panels = {axes.get_title(loc="left"): axes for axes in figures[0].axes}
     assert panels["Range of action"].get_yscale() == "symlog", "one dimension is far larger than the others"
     assert panels["Range of observation.state"].get_yscale() == "linear", "one is larger, but not far"
-    brightness = panels["Brightness"]
-    assert brightness.get_xlim() == (0, 50)
-    assert [len(text.get_text()) for text in brightness.get_legend().get_texts()] == [30], "long names are shortened"
+    assert f"Brightness of {camera[:29]}\N{HORIZONTAL ELLIPSIS}" in panels, "long names are shortened"
 
 
 @pytest.mark.parametrize("name", ["v3-two-cameras", "minari", "minari-arrow", "d4rl", "zarr-2"])

@@ -62,7 +62,7 @@ def test_a_buffer_loads_only_its_own_parts() -> None:
     assert len(modules) < len(loaded("", "import torch")) / 5
     packages = {name.split(".")[1] for name in modules if name.startswith("ostinato.")}
     assert not {"pytest", "hypothesis"} & loaded("import torch", "import ostinato.testing")
-    assert not packages & {"collect", "compat", "distributed", "testing", "tools", "trajectories", "viz", "demo", "cli"}
+    assert not packages & {"collect", "compat", "distributed", "testing", "tools", "trajectories", "viz", "cli"}
 
 
 @pytest.mark.parametrize("arguments", [["--version"], ["inspect", "--help"]])

@@ -272,6 +272,7 @@ def check_contents(wheel: Path) -> None:
     names = set(names_in(wheel))
     info = "-".join(wheel.name.split("-")[:2]) + ".dist-info"
     sources = {f"ostinato/{p.relative_to(ROOT / 'src/ostinato').as_posix()}" for p in package_files()}
+    sources |= {f"ostinato/demo/{path.name}" for path in (ROOT / "examples" / "demo").glob("*.py")}
     metadata = {f"{info}/{name}" for name in ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE")}
     extension = {name for name in names if re.fullmatch(r"ostinato/_native[^/]*\.(so|pyd)", name)}
     pure = wheel.name.endswith("-none-any.whl")

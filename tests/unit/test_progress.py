@@ -40,8 +40,8 @@ from ostinato.durable.progress import BYTES, Progress, begin
 from ostinato.errors import OptionError
 from ostinato.storages.checkpoint import readable
 from ostinato.tools.datasets import inspect_dataset
-from ostinato.viz.dataset_report import dataset_report
 from ostinato.viz.datasets import DatasetSource
+from ostinato.viz.report import report
 from tests.unit.trajectories.rollouts import rollout
 
 if TYPE_CHECKING:
@@ -259,7 +259,7 @@ CASES = [
     Case(
         "dataset_report",
         lerobot,
-        lambda source, _, f: dataset_report(DatasetSource(open_dataset(source), source), 0, progress=f),
+        lambda source, _, f: report(DatasetSource(open_dataset(source), source), 0, progress=f),
     ),
     Case("compact", patched, lambda source, _, f: tools.compact(source, progress=f)),
     Case("inspect_checkpoint", patched, lambda source, _, f: tools.inspect_checkpoint(source, progress=f)),

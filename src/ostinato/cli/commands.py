@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import os
+import runpy
 import sys
-import time
-from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from ostinato import __version__
 from ostinato._optional import require
-from ostinato.cli import datasets
-from ostinato.cli import output as show
+from ostinato.cli.output import answer, show, show_error
 from ostinato.errors import (
     CheckpointError,
     CheckpointNotFoundError,
-    DamagedFileError,
     KindError,
     OstinatoError,
-    StorageMemoryError,
 )
 
 if TYPE_CHECKING:
@@ -27,13 +23,12 @@ if TYPE_CHECKING:
 
     import typer
 
-    from ostinato import TrajectoryReplayBuffer
     from ostinato.viz import Position
     from ostinato.viz.sources import TrajectorySource
 else:
     typer = require("typer", "cli")
 
-__all__ = ["SampleReport", "app", "run"]
+__all__ = ["app", "run"]
 
 
 def _option_name(name: str) -> str:
@@ -64,26 +59,41 @@ def run() -> None:
     try:
         app()
     except (OstinatoError, OSError) as error:
-        show.error(str(error))
+        show_error(str(error))
         raise SystemExit(1) from None
 
 
 # -- options of several commands ----------------------------------------------------------------------------------
 
-_ALLOW_PICKLE = typer.Option("--allow-pickle", help="Allow unpickling: reading a .pkl file executes the code in it.")
-_JSON = typer.Option("--json", help="Print JSON.")
-_OVERWRITE = typer.Option("--overwrite", help="Replace what exists; without it, that is an error.")
-_COPY = typer.Option(
-    "--copy", help="Copy the files. The default is hard links, which use no disk space and keep the source."
-)
-_MOVE = typer.Option("--move", help="Move the files out of the source.")
-_SOURCE = typer.Option("--source-path", help="RLinf's name of PATH.", show_default=False)
-_SAVE = typer.Option("--save-path", help="RLinf's name of OUTPUT.", show_default=False)
+_AllowPickle: TypeAlias = Annotated[
+    bool, typer.Option("--allow-pickle", help="Allow unpickling: reading a .pkl file executes the code in it.")
+]
+_Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+_Overwrite: TypeAlias = Annotated[
+    bool, typer.Option("--overwrite", help="Replace what exists; without it, that is an error.")
+]
+_Copy: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--copy", help="Copy the files. The default is hard links, which use no disk space and keep the source."
+    ),
+]
+_Move: TypeAlias = Annotated[bool, typer.Option("--move", help="Move the files out of the source.")]
+_Source: TypeAlias = Annotated[
+    Path | None, typer.Option("--source-path", help="RLinf's name of PATH.", show_default=False)
+]
+_Save: TypeAlias = Annotated[
+    Path | None, typer.Option("--save-path", help="RLinf's name of OUTPUT.", show_default=False)
+]
 _CHECKPOINT_OR_TRAJECTORIES = "Checkpoint that dumps() wrote, or directory of trajectories."
 _ANY_DATA = (
     "Dataset (LeRobot, Minari, D4RL, robomimic, Zarr, RLinf), checkpoint that dumps() wrote, or directory of "
     "trajectories."
 )
+_DataPath: TypeAlias = Annotated[Path, typer.Argument(metavar="PATH", help=_ANY_DATA)]
+_OptionalDataPath: TypeAlias = Annotated[
+    Path | None, typer.Argument(metavar="PATH", help=_ANY_DATA, show_default=False)
+]
 
 
 def _examples(*lines: str) -> str:
@@ -141,14 +151,24 @@ def _check_copy_or_move(*, copy: bool, move: bool) -> None:
         raise typer.BadParameter(msg)
 
 
-def _no_pickle_option(path: Path) -> typer.BadParameter:
-    return typer.BadParameter(f"--allow-pickle applies to directories of trajectories, which {path} is not")
+def _check_no_pickle(path: Path, *, allow_pickle: bool) -> None:
+    if allow_pickle:
+        msg = f"--allow-pickle applies to directories of trajectories, which {path} is not"
+        raise typer.BadParameter(msg)
+
+
+def _show_written(path: Path) -> None:
+    show([f"written: {path}"])
 
 
 def _print_version(wanted: bool) -> None:  # noqa: FBT001
     if wanted:
         typer.echo(f"ostinato {__version__}")
         raise typer.Exit
+
+
+_DATASET_ROWS = 64
+"""Rows of a batch of `sample`: few enough for video."""
 
 
 @app.callback()
@@ -160,6 +180,12 @@ def _root(
 ) -> None:
     """Fast and exact replay buffers."""
 
+
+_DEMO = (
+    Path(__file__).parents[1] / "demo" / "cartpole.py",
+    Path(__file__).parents[3] / "examples" / "demo" / "cartpole.py",
+)
+"""The program of the demo: in an installed package, and in a checkout."""
 
 # -- demo ---------------------------------------------------------------------------------------------------------
 
@@ -174,7 +200,7 @@ def demo(
     steps: Annotated[
         int, typer.Option(min=10, help="Maximum number of environment steps; below 10,000 all phases are shortened.")
     ] = 30_000,
-    overwrite: Annotated[bool, _OVERWRITE] = False,
+    overwrite: _Overwrite = False,
     prioritized: Annotated[
         bool, typer.Option("--prioritized", help="Sample in proportion to temporal-difference errors, not uniformly.")
     ] = False,
@@ -192,24 +218,10 @@ def demo(
     """
     for module, extra in (("gymnasium", "demo"), ("matplotlib", "viz")):
         require(module, extra)  # before the training, not after it
-    from ostinato.demo import DqnConfig, save_and_reopen, train, training_figure
-    from ostinato.durable.files import atomic_write
-    from ostinato.viz import draw
-
-    checkpoint, image, summary_file = (output / name for name in ("checkpoint", "demo.png", "report.json"))
-    _check_free_paths(checkpoint, image, summary_file, overwrite=overwrite)
-    output.mkdir(parents=True, exist_ok=True)
-    config = DqnConfig(seed=seed, threads=threads, prioritized=prioritized, n_step=n_step).over(steps)
-    with show.training(config) as on_state:
-        report = train(config, on_state)
-    show.result(report)
-    reopened = save_and_reopen(report, checkpoint)
-    draw(training_figure(report), image)
-    summary = {field.name: getattr(report, field.name) for field in fields(report) if field.name != "buffer"}
-    means = {"final_return": report.final_return, "kept_return": report.kept_return}
-    summary = {**summary, **means, "config": asdict(config)}
-    atomic_write(summary_file, f"{show.to_json(summary)}\n".encode())
-    show.files(reopened, image)
+    _check_free_paths(*(output / name for name in ("checkpoint", "demo.png", "report.json")), overwrite=overwrite)
+    example = runpy.run_path(str(next(filter(Path.exists, _DEMO))))
+    config = example["DqnConfig"](seed=seed, threads=threads, prioritized=prioritized, n_step=n_step).over(steps)
+    example["run"](output, config)
 
 
 # -- contents of a directory --------------------------------------------------------------------------------------
@@ -224,14 +236,14 @@ def demo(
     )
 )
 def inspect(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help=_ANY_DATA)],
+    path: _DataPath,
     *,
-    as_json: Annotated[bool, _JSON] = False,
+    as_json: _Json = False,
     quick: Annotated[
         bool,
         typer.Option("--quick", help="Read only the manifest, index or metadata: no checksums, statistics or keys."),
     ] = False,
-    allow_pickle: Annotated[bool, _ALLOW_PICKLE] = False,
+    allow_pickle: _AllowPickle = False,
 ) -> None:
     """Show the contents of a dataset, a checkpoint or a directory of trajectories: rows, episodes, fields, bytes.
 
@@ -246,24 +258,22 @@ def inspect(
     from ostinato.tools.datasets import data_kind
 
     kind = data_kind(path)
-    if allow_pickle and kind != "trajectories":
-        raise _no_pickle_option(path)
-    if kind == "dataset":
-        datasets.inspect(path, quick=quick, as_json=as_json)
-    elif kind == "trajectories":
+    report: Any
+    if kind == "trajectories":
         report = tools.inspect_store(path, read_headers=not quick, allow_pickle=allow_pickle, progress=not as_json)
-        show.answer(report, show.store, as_json=as_json)
     else:
-        saved = tools.inspect_checkpoint(path, read_data=not quick, progress=not as_json)
-        show.answer(saved, show.checkpoint, as_json=as_json)
+        _check_no_pickle(path, allow_pickle=allow_pickle)
+        read = tools.inspect_dataset if kind == "dataset" else tools.inspect_checkpoint
+        report = read(path, read_data=not quick, progress=not as_json)
+    answer(report, as_json=as_json)
 
 
 @app.command(epilog=_examples("ostinato verify runs/rollouts"))
 def verify(
     path: Annotated[Path, typer.Argument(metavar="PATH", help=_CHECKPOINT_OR_TRAJECTORIES)],
     *,
-    allow_pickle: Annotated[bool, _ALLOW_PICKLE] = False,
-    as_json: Annotated[bool, _JSON] = False,
+    allow_pickle: _AllowPickle = False,
+    as_json: _Json = False,
 ) -> None:
     """Read all files, verify counts, shapes and available checksums, and list the damaged files.
 
@@ -273,10 +283,11 @@ def verify(
     Exit status: 0 no damage, 1 damaged, missing or not checked, 2 wrong usage.
     """
     from ostinato import tools
+    from ostinato.cli.conversions import kind_or_advice
 
-    datasets.kind_or_advice(path, "examine it with ostinato doctor")
+    kind_or_advice(path, "examine it with ostinato doctor")
     report = tools.verify(path, allow_pickle=allow_pickle, progress=not as_json)
-    show.answer(report, show.verified, as_json=as_json)
+    answer(report, as_json=as_json)
     if not report.ok:
         raise typer.Exit(1)
 
@@ -289,7 +300,7 @@ def verify(
     )
 )
 def doctor(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help=_ANY_DATA)],
+    path: _DataPath,
     *,
     full: Annotated[
         bool, typer.Option("--full", help="Decode all frames; otherwise 12 of each episode, of at most 200 episodes.")
@@ -299,8 +310,8 @@ def doctor(
         Path | None,
         typer.Option(help="Draw a page of plots: a .png file, or a directory for doctor.png.", show_default=False),
     ] = None,
-    overwrite: Annotated[bool, _OVERWRITE] = False,
-    as_json: Annotated[bool, _JSON] = False,
+    overwrite: _Overwrite = False,
+    as_json: _Json = False,
 ) -> None:
     """Look for faults in a dataset, and say where they are and what to do.
 
@@ -317,18 +328,17 @@ def doctor(
     try:
         report = tools.examine(path, full=full, progress=not as_json)
     except (CheckpointNotFoundError, KindError) as error:
-        show.error(str(error))
+        show_error(str(error))
         raise typer.Exit(2) from None
     if target is not None:
-        from ostinato.viz.doctor_page import draw_page
+        from ostinato.viz.doctor_page import doctor_page
+        from ostinato.viz.figures import draw, size_of
 
-        draw_page(report, target)
-    if as_json:
-        typer.echo(report.to_json())
-    else:
-        show.examined(report)
-        if target is not None:
-            show.written(target)
+        page = doctor_page(report)
+        draw(page, target, size=size_of(page))
+    answer(report, as_json=as_json)
+    if target is not None and not as_json:
+        _show_written(target)
     if not report.ok or (strict and report.counts["warning"]):
         raise typer.Exit(1)
 
@@ -347,19 +357,6 @@ def _plots_path(given: Path) -> Path:
     return given
 
 
-@dataclass(frozen=True, slots=True)
-class SampleReport:
-    """The contents of one sampled batch."""
-
-    path: str
-    trajectories: int
-    total_samples: int
-    num_samples: int
-    sample_ms: float
-    keys: tuple[tuple[str, str, tuple[int, ...]], ...]
-    """Name, dtype and shape of each key."""
-
-
 @app.command(
     epilog=_examples(
         "ostinato sample runs/rollouts --num-samples 1024 --cache-size 10 --enable-cache",
@@ -367,7 +364,7 @@ class SampleReport:
     )
 )
 def sample(
-    path: Annotated[Path | None, typer.Argument(metavar="PATH", help=_ANY_DATA, show_default=False)] = None,
+    path: _OptionalDataPath = None,
     *,
     num_samples: Annotated[
         int | None,
@@ -392,60 +389,42 @@ def sample(
     load_path: Annotated[
         Path | None, typer.Option("--load-path", help="RLinf's name of PATH.", show_default=False)
     ] = None,
-    allow_pickle: Annotated[bool, _ALLOW_PICKLE] = False,
-    as_json: Annotated[bool, _JSON] = False,
+    allow_pickle: _AllowPickle = False,
+    as_json: _Json = False,
 ) -> None:
     """Load a directory of trajectories or open a dataset, sample one batch, and print its keys, shapes and dtypes.
 
-    For a dataset, also prints statistics of the batch and its first rows.
+    For a dataset, also prints statistics of the batch and its first rows. The time includes reading the rows, not
+    comparing checksums, as `ostinato verify` does.
 
     Exit status: 0 success, 1 missing or damaged, 2 wrong usage.
     """
-    from ostinato.durable.tensorfile import flatten
-    from ostinato.durable.tensorfile import show as key_name
+    from ostinato import tools
     from ostinato.tools.datasets import data_kind
-    from ostinato.trajectories import TrajectoryReplayBuffer
 
     directory = _one_path("PATH", path, "--load-path", load_path)
     if cache_size is not None and not enable_cache:
         msg = "--cache-size needs --enable-cache"
         raise typer.BadParameter(msg)
-    if data_kind(directory) != "trajectories":
-        if enable_cache or sample_window_size is not None or allow_pickle:
-            msg = (
-                "--enable-cache, --cache-size, --sample-window-size and --allow-pickle apply to directories of "
-                f"trajectories, which {directory} is not"
-            )
-            raise typer.BadParameter(msg)
-        datasets.sample(directory, num_samples, as_json=as_json)
-        return
-    num_samples = num_samples or 1024
-    buffer = TrajectoryReplayBuffer(
-        enable_cache=enable_cache,
-        cache_size=cache_size or 5,
-        sample_window_size=sample_window_size or 0,
-        allow_pickle=allow_pickle,
-    )
-    buffer.load_checkpoint(directory)
-    start = time.perf_counter()
-    batch = _sample_batch(buffer, num_samples)
-    seconds = time.perf_counter() - start
-    keys = tuple(
-        (key_name(path), str(value.dtype).removeprefix("torch."), tuple(value.shape))
-        for path, value in flatten(batch, where="batch").items()
-    )
-    report = SampleReport(str(directory), len(buffer), buffer.total_samples, num_samples, seconds * 1000, keys)
-    show.answer(report, show.batch, as_json=as_json)
-
-
-def _sample_batch(buffer: TrajectoryReplayBuffer, num_samples: int) -> dict[str, Any]:
-    try:
-        return buffer.sample(num_samples)
-    except (MemoryError, RuntimeError) as error:
-        if isinstance(error, OstinatoError):
-            raise
-        msg = f"not enough memory for a batch of {num_samples} transitions, reduce --num-samples: {error}"
-        raise StorageMemoryError(msg) from error
+    report: Any
+    if data_kind(directory) == "trajectories":
+        report = tools.sample_store(
+            directory,
+            num_samples or 1024,
+            enable_cache=enable_cache,
+            cache_size=cache_size or 5,
+            sample_window_size=sample_window_size or 0,
+            allow_pickle=allow_pickle,
+        )
+    elif enable_cache or sample_window_size is not None or allow_pickle:
+        msg = (
+            "--enable-cache, --cache-size, --sample-window-size and --allow-pickle apply to directories of "
+            f"trajectories, which {directory} is not"
+        )
+        raise typer.BadParameter(msg)
+    else:
+        report = tools.sample_dataset(directory, num_samples or _DATASET_ROWS)
+    answer(report, as_json=as_json)
 
 
 # -- changes of directories ---------------------------------------------------------------------------------------
@@ -459,11 +438,11 @@ def merge(
     ] = None,
     output: Annotated[Path | None, typer.Argument(metavar="OUTPUT", help="New directory.", show_default=False)] = None,
     *,
-    source_path: Annotated[Path | None, _SOURCE] = None,
-    save_path: Annotated[Path | None, _SAVE] = None,
-    copy: Annotated[bool, _COPY] = False,
-    move: Annotated[bool, _MOVE] = False,
-    as_json: Annotated[bool, _JSON] = False,
+    source_path: _Source = None,
+    save_path: _Save = None,
+    copy: _Copy = False,
+    move: _Move = False,
+    as_json: _Json = False,
 ) -> None:
     """Merge the rank_* directories of a directory into a new one, interleaved by original id and renumbered.
 
@@ -479,7 +458,7 @@ def merge(
     source, target = _path_and_output(path, source_path, output, save_path)
     _check_copy_or_move(copy=copy, move=move)
     report = tools.merge(source, target, copy=copy, move=move, progress=not as_json)
-    show.answer(report, show.moved, as_json=as_json)
+    answer(report, as_json=as_json)
 
 
 @app.command(epilog=_examples("ostinato split runs/merged runs/first --split-count 30"))
@@ -492,12 +471,12 @@ def split(
         typer.Argument(metavar="OUTPUT", help="New directory for the first trajectories.", show_default=False),
     ] = None,
     *,
-    source_path: Annotated[Path | None, _SOURCE] = None,
-    save_path: Annotated[Path | None, _SAVE] = None,
+    source_path: _Source = None,
+    save_path: _Save = None,
     split_count: Annotated[int, typer.Option(min=1, help="Number of trajectories to take.", show_default=False)],
-    copy: Annotated[bool, _COPY] = False,
-    move: Annotated[bool, _MOVE] = False,
-    as_json: Annotated[bool, _JSON] = False,
+    copy: _Copy = False,
+    move: _Move = False,
+    as_json: _Json = False,
 ) -> None:
     """Make a new directory with the first trajectories of a directory; ids stay the same.
 
@@ -511,14 +490,14 @@ def split(
     source, target = _path_and_output(path, source_path, output, save_path)
     _check_copy_or_move(copy=copy, move=move)
     report = tools.split(source, target, split_count, copy=copy, move=move, progress=not as_json)
-    show.answer(report, show.moved, as_json=as_json)
+    answer(report, as_json=as_json)
 
 
 @app.command(epilog=_examples("ostinato compact runs/checkpoint"))
 def compact(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="Checkpoint that dumps(path, incremental=True) wrote.")],
     *,
-    as_json: Annotated[bool, _JSON] = False,
+    as_json: _Json = False,
 ) -> None:
     """Merge the patches of an incremental checkpoint into one file per array; the contents stay the same.
 
@@ -533,7 +512,7 @@ def compact(
         msg = f"{path} is a directory of trajectories, which has no patches; compact needs the checkpoint of a buffer"
         raise CheckpointError(msg)
     report = tools.compact(path, progress=not as_json)
-    show.answer(report, show.compacted, as_json=as_json)
+    answer(report, as_json=as_json)
 
 
 @app.command(
@@ -559,7 +538,8 @@ def convert(
         str | None,
         typer.Option(
             "--format",
-            help="Format of trajectories: safetensors (the default), pt or pkl; or a dataset: lerobot, minari or hdf5.",
+            help="Format of trajectories: safetensors (the default), pt or pkl; or a dataset: lerobot, minari or hdf5 "
+            "(the default if OUTPUT ends in .hdf5).",
         ),
     ] = None,
     fields: Annotated[
@@ -597,9 +577,9 @@ def convert(
     max_size: Annotated[
         int | None, typer.Option(min=1, help="Capacity of the ListStorage in a TorchRL state_dict.")
     ] = None,
-    overwrite: Annotated[bool, _OVERWRITE] = False,
-    allow_pickle: Annotated[bool, _ALLOW_PICKLE] = False,
-    as_json: Annotated[bool, _JSON] = False,
+    overwrite: _Overwrite = False,
+    allow_pickle: _AllowPickle = False,
+    as_json: _Json = False,
 ) -> None:
     """Convert trajectories to another format, a checkpoint of TorchRL to one of Ostinato, or any data to a dataset.
 
@@ -612,41 +592,15 @@ def convert(
 
     Exit status: 0 success, 1 nothing done, 2 wrong usage.
     """
-    from ostinato import tools
-    from ostinato.compat import torchrl
-    from ostinato.datasets.open import format_of
-    from ostinato.durable.tensorfile import FORMATS
+    from ostinato.cli import conversions
 
-    given = {"fields": fields, "episodes": episodes, "fps": fps, "task": task, "images": images, "codec": codec}
-    options = {name: value for name, value in {**given, "layout": layout}.items() if value is not None}
-    datasets.check_output(path, output)
+    conversions.check_output(path, output)
     _check_free_paths(output, overwrite=overwrite)
-    if to in datasets.FORMATS:
-        if ndim is not None or max_size is not None or allow_pickle:
-            msg = f"--ndim, --max-size and --allow-pickle do not apply to --format {to}"
-            raise typer.BadParameter(msg)
-        datasets.convert(path, output, to, options, overwrite=overwrite, as_json=as_json)
-        return
-    if options:
-        names = ", ".join(f"--{name}" for name in options)
-        msg = f"{names} applies to --format {', '.join(datasets.FORMATS)}, got {to or 'none'}"
-        raise typer.BadParameter(msg)
-    how: Any = {"allow_pickle": allow_pickle, "overwrite": overwrite, "progress": not as_json}
-    if torchrl.is_checkpoint(path) or (path.is_file() and format_of(path) is None):
-        if to is not None:
-            msg = f"--format applies to directories of trajectories, which {path} is not"
-            raise typer.BadParameter(msg)
-        imported = torchrl.convert_checkpoint(path, output, ndim=ndim, max_size=max_size, **how)
-        show.answer(imported, show.imported, as_json=as_json)
-        return
-    if to is not None and to not in FORMATS:
-        msg = f"--format must be one of {', '.join([*FORMATS, *datasets.FORMATS])}, got {to!r}"
-        raise typer.BadParameter(msg)
-    if ndim is not None or max_size is not None:
-        msg = f"--ndim and --max-size apply to checkpoints of TorchRL, which {path} is not"
-        raise typer.BadParameter(msg)
-    datasets.require_trajectories(path)
-    show.answer(tools.convert(path, output, to or "safetensors", **how), show.converted, as_json=as_json)
+    given = {"fields": fields, "episodes": episodes, "fps": fps, "task": task, "images": images, "codec": codec}
+    given |= {"layout": layout, "ndim": ndim, "max_size": max_size, "allow_pickle": allow_pickle or None}
+    options = {name: value for name, value in given.items() if value is not None}
+    report = conversions.convert(path, output, to, options, overwrite=overwrite, progress=not as_json)
+    answer(report, as_json=as_json)
 
 
 # -- view and plot ------------------------------------------------------------------------------------------------
@@ -666,7 +620,7 @@ _VIEW_OUTPUT, _RECORDING = Path("viz.png"), Path("viz.rrd")
     )
 )
 def view(
-    path: Annotated[Path | None, typer.Argument(metavar="PATH", help=_ANY_DATA, show_default=False)] = None,
+    path: _OptionalDataPath = None,
     *,
     camera: Annotated[
         str | None,
@@ -708,8 +662,8 @@ def view(
     replay_dir: Annotated[
         Path | None, typer.Option("--replay-dir", help="RLinf's name of PATH.", show_default=False)
     ] = None,
-    overwrite: Annotated[bool, _OVERWRITE] = False,
-    allow_pickle: Annotated[bool, _ALLOW_PICKLE] = False,
+    overwrite: _Overwrite = False,
+    allow_pickle: _AllowPickle = False,
 ) -> None:
     """Show trajectories or episodes of a dataset step by step: in a window, in a terminal, in a browser, or in Rerun.
 
@@ -746,33 +700,19 @@ def view(
     elif rerun:
         from ostinato.viz.rerun_export import export
 
-        show.written(export(source, start.trajectory, target, camera=camera))
+        _show_written(export(source, start.trajectory, target, camera=camera))
     elif headless:
         from ostinato.viz.viewer import run_prompt
 
         run_prompt(source, navigator, target, _input_lines(), typer.echo, camera=camera)
     elif no_display:
-        _write_frame(source, start, camera, target)
+        from ostinato.viz.viewer import write_frame
+
+        _show_written(write_frame(source, start, camera, target))
     else:
         from ostinato.viz.viewer import open_window
 
         open_window(source, navigator, camera=camera, output=target, autosave=save_image)
-
-
-def _write_frame(source: TrajectorySource, start: Position, camera: str | None, output: Path) -> None:
-    """Write the image of one step.
-
-    Raises:
-        DamagedFileError: The step cannot be read, as the image says.
-    """
-    from ostinato.viz import read_frame
-    from ostinato.viz.viewer import FrameFigure, png_path, save
-
-    target, drawing, frame = png_path(output), FrameFigure.headless(), read_frame(source, start, camera)
-    drawing.show(frame)
-    show.written(save(drawing.figure, target))
-    if frame.problem:
-        raise DamagedFileError(frame.problem)
 
 
 def _check_view_options(
@@ -829,15 +769,13 @@ def _check_start(source: TrajectorySource, wanted: Position, found: Position, ca
 
 
 def _open_source(path: Path, *, allow_pickle: bool) -> TrajectorySource:
-    from ostinato.tools.datasets import data_kind
-    from ostinato.viz import SavedBuffer, TrajectoryFolder
+    from ostinato.viz import TrajectoryFolder
+    from ostinato.viz.datasets import open_source
 
-    kind = data_kind(path)
-    if kind == "trajectories":
-        return TrajectoryFolder(path, allow_pickle=allow_pickle)
-    if allow_pickle:
-        raise _no_pickle_option(path)
-    return datasets.open_source(path) if kind == "dataset" else SavedBuffer(path)
+    source = open_source(path, allow_pickle=allow_pickle)
+    if not isinstance(source, TrajectoryFolder):
+        _check_no_pickle(path, allow_pickle=allow_pickle)
+    return source
 
 
 def _index_of(source: TrajectorySource, trajectory_id: int | None) -> int:
@@ -869,15 +807,15 @@ def _input_lines() -> Iterator[str]:
     )
 )
 def plot(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help=_ANY_DATA)],
+    path: _DataPath,
     *,
     episode: Annotated[
         int | None,
         typer.Option(min=0, help="Id of the episode of a dataset to plot; default the first."),
     ] = None,
     output: Annotated[Path, typer.Option(help="The image file to write.")] = Path("report.png"),
-    overwrite: Annotated[bool, _OVERWRITE] = False,
-    allow_pickle: Annotated[bool, _ALLOW_PICKLE] = False,
+    overwrite: _Overwrite = False,
+    allow_pickle: _AllowPickle = False,
 ) -> None:
     """Plot a summary of a buffer: returns, lengths, priorities, ages of rows, bytes per field.
 
@@ -885,21 +823,19 @@ def plot(
 
     Exit status: 0 success, 1 missing or damaged, 2 wrong usage.
     """
-    from ostinato.viz import draw
     from ostinato.viz.datasets import DatasetSource
+    from ostinato.viz.figures import draw, size_of
     from ostinato.viz.report import report
     from ostinato.viz.viewer import png_path
 
     target = png_path(output)
     _check_free_paths(target, overwrite=overwrite)
     source = _open_source(path, allow_pickle=allow_pickle)
-    if isinstance(source, DatasetSource):
-        show.written(datasets.plot(source, _index_of(source, episode), target))
-        return
-    if episode is not None:
+    if episode is not None and not isinstance(source, DatasetSource):
         msg = f"--episode applies to datasets, which {path} is not: use view to see one {source.unit}"
         raise typer.BadParameter(msg)
-    show.written(draw(report(source), target))
+    figure = report(source, _index_of(source, episode))
+    _show_written(draw(figure, target, size=size_of(figure)))
 
 
 @app.command(

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ostinato._optional import require
-from ostinato.cli import output as show
+from ostinato.cli.output import answer, rendered
+from ostinato.cli.reports import parts_of
 
 if TYPE_CHECKING:
     from rich import console, live
@@ -59,12 +60,12 @@ def top(name: str, namespace: str | None, address: str | None, *, interval_s: fl
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # the table says which shards are missing
         if once:
-            show.answer(_report(buffer, name), show.fleet, as_json=as_json)
+            answer(_report(buffer, name), as_json=as_json)
             return
         out = console.Console(highlight=False)
         with live.Live(console=out, auto_refresh=False) as view:
             while True:
-                shown = show.fleet_view(_report(buffer, name))
+                shown = console.Group(*rendered(parts_of(_report(buffer, name))))
                 if out.is_terminal:
                     view.update(shown, refresh=True)
                 else:

@@ -11,11 +11,13 @@ from ostinato.tools.inspect import (
     KeyReport,
     LinkReport,
     PriorityReport,
+    SampleReport,
     StoreReport,
     inspect_checkpoint,
     inspect_store,
     is_store,
     kind_of,
+    sample_store,
 )
 from ostinato.tools.merge_split import MoveReport, merge, split
 from ostinato.tools.verify import Damage, VerifyReport, verify
@@ -35,6 +37,7 @@ __all__ = [
     "MoveReport",
     "PriorityReport",
     "Report",
+    "SampleReport",
     "StoreReport",
     "VerifyReport",
     "compact",
@@ -47,6 +50,7 @@ __all__ = [
     "kind_of",
     "merge",
     "sample_dataset",
+    "sample_store",
     "split",
     "verify",
 ]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, final
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, final
 
 import torch
 
@@ -18,8 +19,17 @@ from ostinato.durable import ArrayRecord, CheckpointReader, verify_array
 from ostinato.durable.arrays import read_blocks, read_runs
 from ostinato.durable.manifest import holds_checkpoint
 from ostinato.durable.progress import BYTES, TRAJECTORIES, Progress
-from ostinato.durable.tensorfile import show
-from ostinato.errors import CheckpointError, CheckpointNotFoundError, DamagedFileError, KindError, SchemaError
+from ostinato.durable.tensorfile import flatten, show
+from ostinato.errors import (
+    CheckpointError,
+    CheckpointNotFoundError,
+    DamagedFileError,
+    KindError,
+    OstinatoError,
+    SchemaError,
+    StorageMemoryError,
+)
+from ostinato.trajectories import TrajectoryReplayBuffer
 from ostinato.trajectories.index import JOURNAL, METADATA, DirectoryIndex, Entry, has_index, id_of_name, read_index
 
 if TYPE_CHECKING:
@@ -32,6 +42,7 @@ if TYPE_CHECKING:
     from ostinato.durable.progress import ProgressOption
 
 __all__ = [
+    "BatchKey",
     "ChainReport",
     "CheckpointReport",
     "FieldReport",
@@ -39,12 +50,14 @@ __all__ = [
     "LinkReport",
     "PriorityReport",
     "RunningStatistics",
+    "SampleReport",
     "StoreReport",
     "elements",
     "inspect_checkpoint",
     "inspect_store",
     "is_store",
     "kind_of",
+    "sample_store",
     "unlisted",
 ]
 
@@ -573,6 +586,67 @@ def _keys(entries: list[Entry]) -> tuple[KeyReport, ...]:
         for field in entry.layout.fields:
             found[field.path, field.dtype, field.row_shape][1] += field.row_bytes * field.shape[0] * field.shape[1]
     return tuple(KeyReport(show(path), dtype, shape, *counts) for (path, dtype, shape), counts in found.items())
+
+
+class BatchKey(NamedTuple):
+    """One key of a batch."""
+
+    name: str
+    """Keys joined by dots."""
+    dtype: str
+    """Dtype."""
+    shape: tuple[int, ...]
+    """Shape of the batch, rows first."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleReport:
+    """The contents of one sampled batch."""
+
+    path: str
+    """The directory."""
+    trajectories: int
+    """Number of trajectories."""
+    total_samples: int
+    """Number of transitions in the directory."""
+    num_samples: int
+    """Transitions of the batch."""
+    sample_ms: float
+    """Time to draw and read the batch."""
+    keys: tuple[BatchKey, ...]
+    """The keys of the batch."""
+
+
+def sample_store(path: str | os.PathLike[str], num_samples: int, **options: Any) -> SampleReport:
+    """Load a directory of trajectories, sample one batch and return a report on it. Checksums are not compared.
+
+    Args:
+        path: The directory.
+        num_samples: Transitions of the batch.
+        options: Of `TrajectoryReplayBuffer`, such as `sample_window_size` and `allow_pickle`.
+
+    Raises:
+        CheckpointNotFoundError: There are no trajectories.
+        CheckpointError: The trajectories are pickled, and `allow_pickle` is False.
+        DamagedFileError: A file is damaged; the message names it.
+        StorageMemoryError: There is not enough memory for the batch.
+    """
+    buffer = TrajectoryReplayBuffer(**options)
+    buffer.load_checkpoint(path)
+    start = time.perf_counter()
+    try:
+        batch = buffer.sample(num_samples)
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, OstinatoError):
+            raise
+        msg = f"not enough memory for a batch of {num_samples} transitions, reduce num_samples: {error}"
+        raise StorageMemoryError(msg) from error
+    seconds = time.perf_counter() - start
+    keys = tuple(
+        BatchKey(show(key), str(value.dtype).removeprefix("torch."), tuple(value.shape))
+        for key, value in flatten(batch, where="batch").items()
+    )
+    return SampleReport(str(path), len(buffer), buffer.total_samples, num_samples, seconds * 1000, keys)
 
 
 def kind_of(path: str | os.PathLike[str]) -> Literal["trajectories", "buffer"]:

@@ -12,16 +12,28 @@ import torch
 
 from ostinato.core.options import number_of
 from ostinato.core.records import Request
+from ostinato.datasets import open_dataset
 from ostinato.errors import OstinatoError
-from ostinato.viz.sources import CACHE_SIZE, FieldRoles, OpenTrajectory, array_of, is_picture, name_of
+from ostinato.tools.datasets import data_kind
+from ostinato.viz.sources import (
+    CACHE_SIZE,
+    FieldRoles,
+    OpenTrajectory,
+    SavedBuffer,
+    TrajectoryFolder,
+    array_of,
+    is_picture,
+    name_of,
+)
 
 if TYPE_CHECKING:
     import os
 
     from ostinato.datasets import DatasetStorage
     from ostinato.durable.tensorfile import TreePath
+    from ostinato.viz.sources import TrajectorySource
 
-__all__ = ["DatasetSource"]
+__all__ = ["DatasetSource", "open_source"]
 
 _REWARDS, _ACTIONS = {"reward", "rewards"}, {"action", "actions"}
 _ENDS = {"done": "done", "dones": "done", "terminated": "terminated", "truncated": "truncated"}
@@ -159,6 +171,24 @@ class _Episode:
         """Return the values of all rows."""
         del env
         return self._source.at(path, torch.arange(self._first, self._first + self._count, device="cpu"))
+
+
+def open_source(path: str | os.PathLike[str], *, allow_pickle: bool = False) -> TrajectorySource:
+    """Open a directory of trajectories, the checkpoint of a buffer, or a dataset, for the viewers and figures.
+
+    Args:
+        path: The file or directory.
+        allow_pickle: Allow unpickling trajectories. Reading a `pkl` file executes the code in it.
+
+    Raises:
+        CheckpointNotFoundError: It is none of these; the message describes what is there instead.
+        CheckpointError: There is nothing to show, or trajectories are pickled and `allow_pickle` is False.
+        DamagedFileError: A file is damaged; the message names it.
+    """
+    kind = data_kind(path)
+    if kind == "trajectories":
+        return TrajectoryFolder(path, allow_pickle=allow_pickle)
+    return DatasetSource(open_dataset(path), path) if kind == "dataset" else SavedBuffer(path)
 
 
 class _Named(NamedTuple):

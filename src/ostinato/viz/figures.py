@@ -30,18 +30,20 @@ __all__ = [
     "Level",
     "Line",
     "Mark",
+    "Note",
     "Panel",
     "Points",
     "Shares",
     "Stack",
     "draw",
     "format_number",
+    "size_of",
     "thin",
 ]
 
-Layer: TypeAlias = Literal["first", "second", "third", "quiet"] | int
-"""Colour of a series: three that are easy to distinguish, and a muted one for the background; or, for the components
-of a vector, a number: its position in `LINES`, modulo their number."""
+Layer: TypeAlias = Literal["first", "second", "third", "quiet", "error", "warning", "note"] | int
+"""Colour of a series: three that are easy to distinguish, a muted one for the background, those of findings; or, for
+the components of a vector, a number: its position in `LINES`, modulo their number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +54,8 @@ class Line:
     x: tuple[float, ...]
     y: tuple[float, ...]
     layer: Layer = "first"
-    style: Literal["line", "dots", "beads"] = "line"
-    """A line; dots without a line; or a line with a marker at each value."""
+    style: Literal["line", "dots", "beads", "wide"] = "line"
+    """A line; dots without a line; a line with a marker at each value; or a wide line. NaN interrupts a line."""
 
     def __post_init__(self) -> None:
         """Check the lengths."""
@@ -92,6 +94,8 @@ class Curves:
     levels: tuple[Level, ...] = ()
     marks: tuple[Mark, ...] = ()
     y_range: tuple[float, float] | None = None
+    log_above: float | None = None
+    """The value above which the axis of y is logarithmic: 0 for all values, None for a linear axis."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,18 +194,32 @@ Panel: TypeAlias = Curves | Points | Bars | Shares | Film
 
 
 @dataclass(frozen=True, slots=True)
+class Note:
+    """A line of text under the title, with a square in the colour of its layer."""
+
+    text: str
+    layer: Layer = "note"
+
+
+@dataclass(frozen=True, slots=True)
 class FigureSpec:
     """The content of a figure: rows of panels; the panels of a row are side by side."""
 
     title: str
     subtitle: str
     rows: tuple[tuple[Panel, ...], ...]
+    notes: tuple[Note, ...] = ()
 
     def __post_init__(self) -> None:
         """Check that there is at least one panel in each row."""
-        if not self.rows or not all(self.rows):
-            msg = f"rows must not be empty, and each must have a panel, got {[len(row) for row in self.rows]} panels"
+        if not all(self.rows):
+            msg = f"each row must have a panel, got {[len(row) for row in self.rows]} panels"
             raise OptionError(msg)
+
+
+def size_of(spec: FigureSpec) -> tuple[int, int]:
+    """Return the width and height in pixels for rows of equal height."""
+    return 1600, max(200, 150 + 30 * len(spec.notes) + 300 * len(spec.rows))
 
 
 def format_number(value: float) -> str:
@@ -220,14 +238,24 @@ def _same_length(name: str, first: Sequence[object], second: Sequence[object]) -
         raise OptionError(msg)
 
 
-_COLOURS: dict[str | int, str] = {"first": "#0072B2", "second": "#E69F00", "third": "#56B4E9", "quiet": "#8A97A6"}
-"""The palette of Okabe and Ito, which is safe for colour-blind readers."""
+_COLOURS: dict[str | int, str] = {
+    "first": "#0072B2",
+    "second": "#E69F00",
+    "third": "#56B4E9",
+    "quiet": "#8A97A6",
+    "error": "#C62828",
+    "warning": "#D98E00",
+    "note": "#52606D",
+}
+"""The first ones are of the palette of Okabe and Ito, which is safe for colour-blind readers."""
 INK = "#1F2933"
 FAINT = "#52606D"
 GRID = "#E4E7EB"
 _MAP = "viridis"
 _LEGEND_ROWS = 7
 """Entries of a legend below each other."""
+_FEW = 100
+"""Points up to which dots are larger."""
 _FINE = 400
 """Points from which the lines of the components of a vector are thinner."""
 _FILM_HEIGHT = 0.75
@@ -301,14 +329,23 @@ def draw(spec: FigureSpec, path: str | os.PathLike[str], *, size: tuple[int, int
 def _compose(figure: Any, spec: FigureSpec) -> None:
     """Place titles and panels."""
     figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1, wspace=0.04, hspace=0.02)
-    head, body = figure.subfigures(2, 1, height_ratios=(0.1, 1.0))
+    height = 0.7 + 0.23 * (len(spec.notes) + bool(spec.notes))  # of the head, in inches
+    head, body = figure.subfigures(2, 1, height_ratios=(height, max(figure.get_figheight() - height, 0.1)))
     room = figure.get_figwidth() * 72 * 0.97
+
+    def write(text: str, x: float, y: float, size: float, **more: Any) -> None:
+        head.text(x, 1 - y / height, text, fontsize=size, va="center", parse_math=False, **more)
+
     for y, text, size, more in (
-        (0.62, spec.title, 16, {"fontweight": "bold"}),
-        (0.08, spec.subtitle, 10.5, {"color": FAINT}),
+        (0.27, spec.title, 16, {"fontweight": "bold"}),
+        (0.64, spec.subtitle, 10.5, {"color": FAINT}),
     ):
-        fitting = min(size, room / (0.68 * max(len(text), 1)))  # a character is about 0.68 of the font size wide
-        head.text(0.012, y, text, fontsize=fitting, va="center", parse_math=False, **more)
+        write(text, 0.012, y, min(size, room / (0.68 * max(len(text), 1))), **more)  # a character is 0.68 sizes wide
+    for place, note in enumerate(spec.notes):
+        write("\N{BLACK SQUARE}", 0.012, 0.88 + 0.23 * place, 10, color=_colour(note.layer))
+        write(note.text, 0.026, 0.88 + 0.23 * place, 8.6, color=INK)
+    if not spec.rows:
+        return
     heights = [_FILM_HEIGHT if all(isinstance(panel, Film) for panel in panels) else 1.0 for panels in spec.rows]
     strips = body.subfigures(len(spec.rows), 1, squeeze=False, height_ratios=heights)[:, 0]
     for strip, panels in zip(strips, spec.rows, strict=True):
@@ -345,12 +382,17 @@ def _curves(axes: Any, panel: Curves) -> None:
     axes.margins(x=0.01)
     if panel.y_range is not None:
         axes.set_ylim(*panel.y_range)
-    whole = all(float(x).is_integer() for line in panel.lines for x in line.x)
+    whole = all(math.isnan(x) or float(x).is_integer() for line in panel.lines for x in line.x)
     low, high = axes.get_xlim()
     if whole and high - low < 2:  # for example a single point: leave room for a tick on each side
         axes.set_xlim((low + high) / 2 - 1, (low + high) / 2 + 1)
     _ticks(axes.xaxis, 10, whole=whole)
-    _ticks(axes.yaxis, 6)
+    if panel.log_above is None:
+        _ticks(axes.yaxis, 6)
+    elif panel.log_above:
+        axes.set_yscale("symlog", linthresh=panel.log_above)
+    else:
+        axes.set_yscale("log")
     entries = len(panel.lines) + len(panel.marks) + sum(bool(level.label) for level in panel.levels)
     if entries > 1:
         columns = {"ncols": -(-entries // _LEGEND_ROWS), "handlelength": 1.6, "columnspacing": 0.8}
@@ -362,9 +404,12 @@ def _curves(axes: Any, panel: Curves) -> None:
 def _line(axes: Any, line: Line) -> None:
     colour = _colour(line.layer)
     if line.style == "dots":
-        axes.plot(line.x, line.y, ".", ms=5, alpha=0.6, color=colour, mew=0, label=line.label, zorder=2)
+        size = 5 if len(line.x) > _FEW else 9
+        axes.plot(line.x, line.y, ".", ms=size, alpha=0.7, color=colour, mew=0, label=line.label, zorder=2)
     elif line.style == "beads":
         axes.plot(line.x, line.y, "-o", lw=1.6, ms=5, mec="white", mew=0.8, color=colour, label=line.label, zorder=4)
+    elif line.style == "wide":
+        axes.plot(line.x, line.y, "-", lw=6, solid_capstyle="butt", color=colour, label=line.label, zorder=2)
     else:
         width = (0.7 if len(line.x) > _FINE else 1.3) if isinstance(line.layer, int) else 2.2  # components are many
         axes.plot(line.x, line.y, "-", lw=width, color=colour, label=line.label, zorder=3)

@@ -12,7 +12,7 @@ import numpy as np
 
 from ostinato._optional import require
 from ostinato.durable.files import atomic_write
-from ostinato.errors import OptionError
+from ostinato.errors import DamagedFileError, OptionError
 from ostinato.viz.figures import FAINT, GRID, INK, LINES, STYLE
 from ostinato.viz.frames import read_frame
 from ostinato.viz.sources import id_range, parse_number
@@ -21,10 +21,21 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterable, Sequence
 
-    from ostinato.viz.frames import Frame, Navigator, ObservationView, Timeline, Traces
+    from ostinato.viz.frames import Frame, Navigator, ObservationView, Position, Timeline, Traces
     from ostinato.viz.sources import TrajectorySource
 
-__all__ = ["COMMANDS", "DPI", "KEYS", "FrameFigure", "Window", "open_window", "png_path", "run_prompt", "save"]
+__all__ = [
+    "COMMANDS",
+    "DPI",
+    "KEYS",
+    "FrameFigure",
+    "Window",
+    "open_window",
+    "png_path",
+    "run_prompt",
+    "save",
+    "write_frame",
+]
 
 DPI = 150
 _SIZE = (9.6, 6.6)
@@ -243,6 +254,21 @@ def png_path(path: str | os.PathLike[str]) -> Path:
     if target.suffix.lower() != ".png" or not target.absolute().parent.is_dir():
         msg = f"the path of an image must end in .png, in an existing directory, got {target}"
         raise OptionError(msg)
+    return target
+
+
+def write_frame(source: TrajectorySource, position: Position, camera: str | None, path: str | os.PathLike[str]) -> Path:
+    """Write the image of one step, and return its path.
+
+    Raises:
+        OptionError: The path is not one of a PNG file.
+        DamagedFileError: The step cannot be read, as the image says.
+    """
+    drawing, frame = FrameFigure.headless(), read_frame(source, position, camera)
+    drawing.show(frame)
+    target = save(drawing.figure, path)
+    if frame.problem:
+        raise DamagedFileError(frame.problem)
     return target
 
 

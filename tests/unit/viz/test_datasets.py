@@ -13,9 +13,10 @@ from ostinato import DatasetStorage, open_dataset
 from ostinato.datasets.columns import TensorColumn, TextColumn
 from ostinato.errors import DamagedFileError
 from ostinato.viz import Bars, Curves, Film, Position, Shares, draw, read_frame
-from ostinato.viz.dataset_report import dataset_report, size_of
 from ostinato.viz.datasets import DatasetSource
+from ostinato.viz.figures import size_of
 from ostinato.viz.frames import ALL_CAMERAS, read_timeline
+from ostinato.viz.report import report
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -121,13 +122,13 @@ def test_a_damaged_file_is_shown_as_such() -> None:
     seen = read_frame(made, Position(0, 0))
     assert "episode 2, frame 1 cannot be decoded" in seen.problem
     with pytest.raises(DamagedFileError, match="frame 1"):
-        dataset_report(made, 0)
+        report(made, 0)
     made = source(data, columns={**columns, ("next.reward",): Broken()})
     assert made.all_returns() == [None] * 3
     made = source(data, texts={("task",): TextColumn(["lift"], Broken())})
     assert "frame 1" in made.open(0).problem
     with pytest.raises(DamagedFileError, match="frame 1"):
-        dataset_report(made, 0)
+        report(made, 0)
 
 
 def panels(spec: FigureSpec) -> dict[str, Any]:
@@ -137,10 +138,10 @@ def panels(spec: FigureSpec) -> dict[str, Any]:
 def test_the_figure_of_a_robot_dataset(tmp_path: Path) -> None:
     made = source(robot(), fps=10.0)
     calls: list[tuple[int, int]] = []
-    spec = dataset_report(made, 2, progress=lambda done, total: calls.append((done, total)))
+    spec = report(made, 2, progress=lambda done, total: calls.append((done, total)))
     assert calls[-1] == (ROWS, ROWS)
     assert spec.title == "pusht, 14 rows, 3 episodes, arrays"
-    assert spec.subtitle == "episode 2: 8 steps · 10 rows per second · mean length 4.667"
+    assert spec.subtitle == "episode 2: 8 steps · 10 rows per second · mean length 4.667 · mean return 4.667"
     found = panels(spec)
     film = found["observation.images.wrist"]
     assert isinstance(film, Film)
@@ -166,14 +167,14 @@ def test_the_figure_of_a_robot_dataset(tmp_path: Path) -> None:
 
 
 def test_the_figure_of_vectors_and_discrete_actions() -> None:
-    found = panels(dataset_report(source(nested()), 0))
+    found = panels(report(source(nested()), 0))
     assert not any(isinstance(panel, Film) for panel in found.values())
     actions = found["Actions"]
     assert isinstance(actions, Bars)
     assert sum(actions.stacks[0].counts) == ROWS
     assert found["episode 0: observation"].lines[0].y == (0.0, 1.0, 2.0, 3.0, 4.0)
     nothing = {"observation": np.full((ROWS, 3), np.nan), "action": np.full((ROWS, 2), np.nan)}
-    spread = panels(dataset_report(source(nothing), 1))["Actions"]
+    spread = panels(report(source(nothing), 1))["Actions"]
     assert all(sum(line.y) == 0 for line in spread.lines)
 
 

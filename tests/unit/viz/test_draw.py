@@ -48,5 +48,5 @@ def test_the_file_is_a_png_of_the_size_that_is_asked_for(tmp_path: Path) -> None
             draw(scene(), tmp_path / name, size=size)
     with pytest.raises(OptionError, match="'a' must have series of equal length, got 2 and 1"):
         Line("a", (1.0, 2.0), (1.0,))
-    with pytest.raises(OptionError, match="each must have a panel"):
+    with pytest.raises(OptionError, match="each row must have a panel"):
         FigureSpec("nothing", "", ((),))

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from ostinato.demo import Agent, Collector, DqnConfig, EnvSpec
 from ostinato.errors import OptionError
 
 pytest.importorskip("gymnasium")
+pytest.importorskip("rich")
+
+from examples.demo.cartpole import Agent, Collector, DqnConfig, EnvSpec
 
 
 def upright(observations: torch.Tensor) -> torch.Tensor:
