@@ -190,8 +190,9 @@ def _reports(engine: Reader) -> Callable[[int, int, int], None] | None:
                 for observer in reader.observers:
                     observer.reported(reader.store, run)
         owner = own()
-        for observer in () if owner is None else owner.store.added:
-            observer.reported(owner.store, run)
+        if owner is not None:
+            for observer in owner.store.added:
+                observer.reported(owner.store, run)
 
     return wrote if found or any(map(_follows_reports, store.added)) else None
 
