@@ -66,7 +66,7 @@ def _windows_of(
     templates = [torch.empty((1, *shape), dtype=dtype, device="cpu") for shape, dtype in registration.forms]
     if isinstance(unit, NStep):
         summed = [source.weights for source in sources if source.weights is not None]
-        if schema.kind != "dict" or len(summed) != 1:
+        if schema.kind not in {"dict", "tensordict"} or len(summed) != 1:
             return None
         roles = [_ANCHORS, *[_OTHERS if source.weights is None else _ROWS for source in sources[1:]]]
         keys = (*(leaf.path[0] for leaf in schema.leaves), "steps_to_next_obs", "gamma")

@@ -15,6 +15,7 @@ from ostinato.buffers.rate_limit import Ask, check_min_batch, check_wait
 from ostinato.buffers.saving import Saving
 from ostinato.buffers.updates import row_names
 from ostinato.core.index import as_index
+from ostinato.core.kinds import put
 from ostinato.errors import UsageError
 
 if TYPE_CHECKING:
@@ -116,7 +117,10 @@ class Sampling(Saving):
         """Return a batch of a direct call as rows of the schema were put in, with its info if that is asked for."""
         batch = found[0]
         if schema is not None and schema.kind == "tensordict":
-            batch = schema.build(list(batch.values()), (size,), _CPU)
+            values, stored = list(batch.items()), len(schema.leaves)
+            batch = schema.build([value for _, value in values[:stored]], (size,), _CPU)
+            if values[stored:]:  # fields that a unit adds
+                put(batch, dict(values[stored:]))
         if self._transform.steps:
             try:
                 batch = self._transform.forward(batch)

@@ -64,6 +64,8 @@ PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "slices of one length": lambda: {"sampler": SliceSampler(slice_len=3, end_key="done")},
     "number of slices": lambda: {"sampler": SliceSampler(num_slices=2, end_keys=["done", "truncated"])},
     "n-step": lambda: {"sample_unit": NStep(3, 0.5)},
+    "n-step, TensorDicts": lambda: {"sample_unit": NStep(3, 0.5)},
+    "slices, TensorDicts": lambda: {"sampler": SliceSampler(slice_len=3, end_key="done")},
     "n-step, float64": lambda: {"sample_unit": NStep(4, 0.5, reward_key="exact", next_keys=["done"])},
     "frames": lambda: {"sample_unit": FrameStack(3, ["image"], merge=True)},
     "frames without next": lambda: {"sample_unit": FrameStack(2, ["obs"])},
@@ -89,6 +91,8 @@ class Forms(Program):
         super().__init__(buffer, seed, 1)
         self.numbers = np.random.default_rng(len(seed))
         self.used = 0
+        self.nested = "TensorDicts" in seed
+        """Whether the first rows are TensorDicts."""
 
     def call(self, name: str) -> None:
         self.used += self.buffer._engine.direct is not None
@@ -98,7 +102,7 @@ class Forms(Program):
         data = rows(self.numbers, count)
         tensors = as_tensors(data)
         if not self.buffer.storage.laid_out:
-            return tensors
+            return TensorDict(tensors, batch_size=[count]) if self.nested else tensors
         forms: list[Any] = [
             *(tensors, data, tensors, data),
             TensorDict(tensors, batch_size=[count]),
