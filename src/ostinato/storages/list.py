@@ -168,13 +168,10 @@ class ListStorage(Storage):
         _, self.cursor = counts_after(placement, len(self._items), self.cursor, self.capacity)
         slots, rows = (part.tolist() for part in targets(placement))
         for slot, row in sorted(zip(slots, rows, strict=True), key=itemgetter(0)):  # a list grows at its end
-            if slot == len(self._items):
-                self._items.append(payload[row])
-            elif slot < len(self._items):
-                self._items[slot] = payload[row]
-            else:
+            if slot > len(self._items):
                 msg = f"slot {slot} is beyond the next free one, {len(self._items)}: a list grows row by row"
                 raise SlotError(msg)
+            self._items[slot : slot + 1] = [payload[row]]
 
     def gather(self, slots: Tensor, *, pin: bool = False) -> list[Any]:  # noqa: ARG002
         """Return the objects at `slots`, not copied."""
