@@ -43,7 +43,7 @@ from ostinato.storages.memory import HeapMemory
 from ostinato.storages.table import Table, last_of_each, read_column
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from ostinato.core.records import Placement
     from ostinato.core.rows import ObjectLeaf, Path
@@ -828,22 +828,22 @@ def check_column(name: str, source: Any, dtype: torch.dtype, shape: tuple[int, .
 
 
 def owned(row: Any) -> Any:
-    """Copy the tensors and arrays of a row; see `owned_rows`."""
-    return owned_rows([row])[0]
-
-
-def owned_rows(rows: Iterable[Any]) -> list[Any]:
-    """Copy the tensors and arrays of rows: callers reuse theirs, and a view would keep a whole batch in memory.
+    """Copy the tensors and arrays of a row: callers reuse theirs, and a view would keep a whole batch in memory.
 
     The copies are normal tensors without autograd history, also in inference mode.
     """
-    with torch.inference_mode(mode=False), torch.no_grad():
-        return [map_leaves(row, _own_leaf) for row in rows]
+    if torch.is_inference_mode_enabled():
+        with torch.inference_mode(mode=False):
+            return map_leaves(row, _own_leaf)
+    return map_leaves(row, _own_leaf)
 
 
 def _own_leaf(leaf: Any) -> Any:
-    if isinstance(leaf, Tensor) or kinds.is_plain_tensordict(leaf):
-        return leaf.clone()
+    if isinstance(leaf, Tensor):
+        return (leaf.detach() if leaf.requires_grad else leaf).clone()
+    if kinds.is_plain_tensordict(leaf):
+        with torch.no_grad():  # in place of detach(), which takes five times as long
+            return leaf.clone()
     if kinds.is_tensor_collection(leaf):
         return leaf.detach().clone()
     return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
@@ -1076,7 +1076,7 @@ def own_values(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Return an object array in which tensors, arrays and containers are copies."""
     flat = values.reshape(-1).tolist()
     if not _IMMUTABLE.issuperset(map(type, flat)):
-        flat = owned_rows(flat)
+        flat = [value if type(value) in _IMMUTABLE else owned(value) for value in flat]
     return np.fromiter(flat, dtype=object, count=len(flat)).reshape(values.shape)
 
 

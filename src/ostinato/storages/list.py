@@ -23,7 +23,7 @@ from ostinato.storages.checkpoint import readable, require_form, seam_of
 from ostinato.storages.columns import (
     counts_after,
     join_blobs,
-    owned_rows,
+    owned,
     pack,
     pack_objects,
     split_blobs,
@@ -151,7 +151,7 @@ class ListStorage(Storage):
 
     def _stored(self, rows: Sequence[Any]) -> list[Any]:
         """Return rows as the list holds them: copies on the device of the storage."""
-        return list(map(self._moved, owned_rows(rows)))
+        return [self._moved(owned(row)) for row in rows]
 
     def _shown(self, rows: list[Any]) -> list[Any]:
         """Return rows of the list as they were given."""
@@ -195,7 +195,7 @@ class ListStorage(Storage):
         if not isinstance(saved, list) or len(saved) != rows:
             msg = f"the checkpoint holds a queued draw of {rows} rows without an object for each: it is damaged"
             raise CheckpointError(msg)
-        return list(map(self._moved, owned_rows(unpack(row, allow_pickle=self.allow_pickle) for row in saved)))
+        return [self._moved(owned(unpack(row, allow_pickle=self.allow_pickle))) for row in saved]
 
     def read(self, index: Any, *, swap: bool = False) -> Any:  # noqa: ARG002
         """Return one object, or the list of objects at a slice, tensor or mask."""
