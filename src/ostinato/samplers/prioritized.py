@@ -309,7 +309,7 @@ class PrioritizedSampler(PrioritySampler):
                 view.rows,
                 self._eps,
                 self._alpha,
-                self.max_priority_within_buffer,
+                column.within,
             )
         except (IndexError, ValueError):
             return super().update(slots, priorities, generations, view)  # raises, and names what is invalid
@@ -339,8 +339,8 @@ class PrioritizedSampler(PrioritySampler):
             return None
         single = self.dtype is torch.float32
         hidden = 0 if column.hidden is None else column.hidden.data_ptr()
-        within = self.max_priority_within_buffer
-        return tree.native, self._beta, single, column.raw.data_ptr(), hidden, self._eps, self._alpha, within
+        raw = column.raw.data_ptr()
+        return tree.native, self._beta, single, raw, hidden, self._eps, self._alpha, column.within
 
     def raise_deferred(self) -> None:
         """Raise if an update on a device other than the CPU was invalid.
