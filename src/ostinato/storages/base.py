@@ -466,11 +466,11 @@ class Storage(RowHooks, ABC):
         self.writes += 1
         self.exposed = True
 
-    def __getitem__(self, index: Any) -> Any:
-        """Return rows at an index as they were written, without transforms or collation; see `read`."""
+    def get(self, index: Any) -> Any:
+        """Return rows at an index as they were written, without transforms and collation; see `read`."""
         return self.read(index)
 
-    get = __getitem__
+    __getitem__ = get
 
     def contains(self, item: Any) -> bool | Tensor:
         """Return whether positions of the first dimension hold rows; negative ones count from the last row.
