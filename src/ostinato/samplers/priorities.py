@@ -400,9 +400,9 @@ class PriorityColumn:
 
     def cut(self, rows: int) -> None:
         """Drop the priorities of all slots from `rows` on."""
-        if rows < self.count:
-            self.allocate(*(part[:rows] for part in self.contents()), rows, self.raw.device)
-            self._outdated = True
+        priorities, values = self.contents()
+        self.allocate(priorities[:rows], values[:rows], rows, self.raw.device)
+        self._outdated = True
 
     def set_alpha(self, alpha: float) -> None:
         """Compute all values from the priorities, for another `alpha`.

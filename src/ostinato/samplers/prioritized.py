@@ -222,9 +222,6 @@ class PrioritizedSampler(PrioritySampler):
         self._tree_for(view)
         return self.column.raw[slots]
 
-    def _extent(self) -> tuple[int, int]:
-        return self.column.count, self.column.slots
-
     @property
     def default_priority(self) -> float:
         """Priority of the next new row: the largest one, or 1 if there is none above 0."""
@@ -371,18 +368,20 @@ class PrioritizedSampler(PrioritySampler):
             SlotError: if the storage has more than `max_capacity` rows.
             UsageError: if the priorities are shared with other processes.
         """
-        self._require_own()
-        self.column.cut(view.rows)
+        if view.rows < self._extent()[0]:
+            self.column.cut(view.rows)
         super().begin_standalone(view, storage)
 
-    def _require_own(self) -> None:
+    def _extent(self) -> tuple[int, int]:
+        """Return the rows with a priority, and the slots of the buffer.
+
+        Raises:
+            UsageError: if the priorities are shared with other processes.
+        """
         if self.column.ring is not None:
             msg = "the priorities of a shared buffer are those of the buffer: use its methods, not those of its sampler"
             raise UsageError(msg)
-
-    def _set_by_index(self, index: Any, priority: Any, storage: BareStorage | None, *, least: int = 0) -> Tensor:
-        self._require_own()
-        return super()._set_by_index(index, priority, storage, least=least)
+        return self.column.count, self.column.slots
 
     # -- rows that may not be drawn ------------------------------------------------------------------------------------
 
