@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from ostinato.core.episodes.tracker import EpisodeTracker
     from ostinato.core.records import Draw, Placement
     from ostinato.samplers import Sampler
-    from ostinato.storages import LazyTensorStorage, Storage
+    from ostinato.storages import Storage
     from ostinato.storages.coded import Budget
     from ostinato.writers import Writer
 
@@ -426,7 +426,8 @@ class Store:
             OptionError: if the parts of the buffer cannot follow rows that leave.
             StorageMemoryError: if the new rows alone exceed the budget; nothing has changed.
         """
-        storage, ring, own = cast("LazyTensorStorage", self.source.storage), self.ring, self.own
+        storage: Any = self.source.storage  # a LazyTensorStorage: others have no budget
+        ring, own = self.ring, self.own
         check_budget_parts(budget, own.sampler, self.writer, tracked=own.tracker is not None)
         if not self.writer.mutable:
             return

@@ -66,6 +66,11 @@ def is_tensordict(data: object) -> TypeGuard[TensorDictBase]:
     return module is not None and isinstance(data, getattr(module, "TensorDictBase", ()))
 
 
+def is_plain_tensordict(data: object) -> bool:
+    """Whether `data` is a TensorDict in memory, not of a subclass: neither lazy, nor in a file, nor of parameters."""
+    return type(data) is getattr(sys.modules.get("tensordict"), "TensorDict", None)
+
+
 def is_tensorclass(data: object) -> bool:
     """Whether `data` is an instance of a tensorclass."""
     module = sys.modules.get("tensordict")

@@ -328,7 +328,7 @@ class PriorityColumn:
     """
 
     def __init__(self, max_capacity: int, alpha: float, eps: float, *, within: bool) -> None:
-        self.max_capacity, self.alpha, self.eps, self._within = max_capacity, alpha, eps, within
+        self.max_capacity, self.alpha, self.eps, self.within = max_capacity, alpha, eps, within
         self.ring: SharedRing | None = None
         """The ring of a buffer that processes share, whose memory priorities and values are in."""
         self.raw = torch.empty(0, dtype=torch.float64, device="cpu")
@@ -349,7 +349,7 @@ class PriorityColumn:
         (priorities, values), largest = self.contents(), float(self.find_largest())
         if self.alpha != alpha:
             values = values_of(priorities, self.eps, alpha)
-        made = PriorityColumn(self.max_capacity, alpha, self.eps, within=self._within)
+        made = PriorityColumn(self.max_capacity, alpha, self.eps, within=self.within)
         made.ring, made.raw, made.tree = ring, ring.priorities, NativeTree(ring.tree)
         made.slots = made.tree.capacity
         if priorities.shape[0]:
@@ -400,9 +400,9 @@ class PriorityColumn:
 
     def cut(self, rows: int) -> None:
         """Drop the priorities of all slots from `rows` on."""
-        if rows < self.count:
-            self.allocate(*(part[:rows] for part in self.contents()), rows, self.raw.device)
-            self._outdated = True
+        priorities, values = self.contents()
+        self.allocate(priorities[:rows], values[:rows], rows, self.raw.device)
+        self._outdated = True
 
     def set_alpha(self, alpha: float) -> None:
         """Compute all values from the priorities, for another `alpha`.
@@ -433,7 +433,7 @@ class PriorityColumn:
         """Return the largest priority, 0 for none."""
         if self.ring is not None:
             return self.ring.max_priority
-        if self._within and (self._outdated or not self.raw.is_cpu):
+        if self.within and (self._outdated or not self.raw.is_cpu):
             present = self.raw[: self.count]
             largest = present.amax() if present.numel() else 0.0
             self.largest = float(largest) if present.is_cpu else largest
@@ -448,7 +448,7 @@ class PriorityColumn:
             before: largest priority that the rows changed had before; only used with `within`.
             after: largest priority that these rows have now; as `before`.
         """
-        if not self._within:
+        if not self.within:
             if given <= 0:  # nothing to compare: `largest` may be on a device
                 return
             if self.ring is None:
@@ -469,11 +469,11 @@ class PriorityColumn:
         Raises:
             SlotError: if a slot is beyond the buffer; nothing is changed.
         """
-        before = self._largest_at(slots) if self._within else 0.0
+        before = self._largest_at(slots) if self.within else 0.0
         self._set_values(slots, priorities)  # checks the slots first
         # numpy writes in order: of equal slots the last one wins; -0.0 becomes 0.0
         self.raw.numpy()[slots.numpy()] = priorities.numpy() + 0.0
-        self.track_largest(given, before, self._largest_at(slots) if self._within else 0.0)
+        self.track_largest(given, before, self._largest_at(slots) if self.within else 0.0)
 
     def set_on_device(self, slots: Tensor, given: Tensor, keep: Tensor | None, rows: int) -> None:
         """Set priorities without a host sync: invalid ones have no effect, and are noted in `invalid`."""
@@ -486,7 +486,7 @@ class PriorityColumn:
         priorities = last_of_equal(slots, torch.where(keep, given, self.raw[slots]), keep)
         self.raw[slots] = priorities + 0.0
         self._set_values(slots, priorities)
-        if not self._within:
+        if not self.within:
             high = torch.where(keep, given, 0.0).amax()
             self.largest = torch.maximum(on_device(self.largest, high.device), high)
 
@@ -497,7 +497,7 @@ class PriorityColumn:
         end, replaced = run.start + run.rows, 0.0
         for first, stop in ((run.start, min(end, run.capacity)), (0, end - run.capacity)):
             if first < stop:
-                if self._within:
+                if self.within:
                     replaced = max(replaced, self._largest_at(slice(first, stop)))
                 raw[first:stop] = priority
         self.tree.set_run(run.start, run.rows, (priority + self.eps) ** self.alpha)

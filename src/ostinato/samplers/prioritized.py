@@ -222,9 +222,6 @@ class PrioritizedSampler(PrioritySampler):
         self._tree_for(view)
         return self.column.raw[slots]
 
-    def _extent(self) -> tuple[int, int]:
-        return self.column.count, self.column.slots
-
     @property
     def default_priority(self) -> float:
         """Priority of the next new row: the largest one, or 1 if there is none above 0."""
@@ -309,7 +306,7 @@ class PrioritizedSampler(PrioritySampler):
                 view.rows,
                 self._eps,
                 self._alpha,
-                self.max_priority_within_buffer,
+                column.within,
             )
         except (IndexError, ValueError):
             return super().update(slots, priorities, generations, view)  # raises, and names what is invalid
@@ -339,8 +336,8 @@ class PrioritizedSampler(PrioritySampler):
             return None
         single = self.dtype is torch.float32
         hidden = 0 if column.hidden is None else column.hidden.data_ptr()
-        within = self.max_priority_within_buffer
-        return tree.native, self._beta, single, column.raw.data_ptr(), hidden, self._eps, self._alpha, within
+        raw = column.raw.data_ptr()
+        return tree.native, self._beta, single, raw, hidden, self._eps, self._alpha, column.within
 
     def raise_deferred(self) -> None:
         """Raise if an update on a device other than the CPU was invalid.
@@ -371,18 +368,20 @@ class PrioritizedSampler(PrioritySampler):
             SlotError: if the storage has more than `max_capacity` rows.
             UsageError: if the priorities are shared with other processes.
         """
-        self._require_own()
-        self.column.cut(view.rows)
+        if view.rows < self._extent()[0]:
+            self.column.cut(view.rows)
         super().begin_standalone(view, storage)
 
-    def _require_own(self) -> None:
+    def _extent(self) -> tuple[int, int]:
+        """Return the rows with a priority, and the slots of the buffer.
+
+        Raises:
+            UsageError: if the priorities are shared with other processes.
+        """
         if self.column.ring is not None:
             msg = "the priorities of a shared buffer are those of the buffer: use its methods, not those of its sampler"
             raise UsageError(msg)
-
-    def _set_by_index(self, index: Any, priority: Any, storage: BareStorage | None, *, least: int = 0) -> Tensor:
-        self._require_own()
-        return super()._set_by_index(index, priority, storage, least=least)
+        return self.column.count, self.column.slots
 
     # -- rows that may not be drawn ------------------------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ from ostinato.errors import (
     SlotError,
     UsageError,
 )
-from ostinato.storages.checkpoint import RowHooks, load_storage, save_storage
+from ostinato.storages.checkpoint import RowHooks, StorageCheckpointerBase
 from ostinato.storages.columns import owned, pack, unpack
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 __all__ = ["Checkpointer", "Storage", "check_capacity", "check_ndim"]
 
 _MOST = 2**40
+_DIRECTORIES = StorageCheckpointerBase()
+"""The checkpointer of storages without one of their own."""
 
 
 class Checkpointer(Protocol):
@@ -464,11 +466,11 @@ class Storage(RowHooks, ABC):
         self.writes += 1
         self.exposed = True
 
-    def __getitem__(self, index: Any) -> Any:
-        """Return rows at an index as they were written, without transforms or collation; see `read`."""
+    def get(self, index: Any) -> Any:
+        """Return rows at an index as they were written, without transforms and collation; see `read`."""
         return self.read(index)
 
-    get = __getitem__
+    __getitem__ = get
 
     def contains(self, item: Any) -> bool | Tensor:
         """Return whether positions of the first dimension hold rows; negative ones count from the last row.
@@ -522,10 +524,7 @@ class Storage(RowHooks, ABC):
             StorageMemoryError: if the disk is too small.
         """
         with Progress(progress, "save", unit=BYTES):
-            if self._checkpointer is not None:
-                self._checkpointer.dumps(self, path)
-            else:
-                save_storage(path, self)
+            (_DIRECTORIES if self._checkpointer is None else self._checkpointer).dumps(self, path)
 
     def loads(self, path: str | FilePath, *, progress: ProgressOption = None) -> None:
         """Replace the rows by those that `dumps` wrote. Copy. If they do not fit, nothing is changed.
@@ -541,10 +540,7 @@ class Storage(RowHooks, ABC):
             DamagedFileError: naming the damaged file.
         """
         with Progress(progress, "load", unit=BYTES):
-            if self._checkpointer is not None:
-                self._checkpointer.loads(self, path)
-            else:
-                load_storage(path, self)
+            (_DIRECTORIES if self._checkpointer is None else self._checkpointer).loads(self, path)
 
     dump = save = dumps
     load = loads

@@ -13,6 +13,7 @@ from ostinato.core.kinds import Node, show_path
 from ostinato.core.rows import Schema, column_name, describe
 from ostinato.durable import CheckpointReader, CheckpointWriter, SavedColumn, progress
 from ostinato.durable.arrays import values_of
+from ostinato.durable.progress import BYTES, Progress
 from ostinato.errors import (
     CheckpointError,
     KindError,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
     from pathlib import Path
 
+    from ostinato.durable.progress import ProgressOption
     from ostinato.storages.base import Storage
 
 _FORMAT = "ostinato-storage"
@@ -37,14 +39,6 @@ _MAX_DEPTH = 100
 _NODES = frozenset({"dict", "list", "tuple", "tensordict"})
 UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RuntimeError, OstinatoError)
 """What unexpected values in a state raise in a part."""
-
-
-def save_storage(path: str | Path, storage: Storage, checkpointer: Any = None) -> None:
-    """Write the rows of a storage as a checkpoint of its own; see `Storage.dumps`."""
-    if not storage.laid_out:
-        msg = "Cannot save a non-initialized storage: write rows first"
-        raise UsageError(msg)
-    save_rows(path, _FORMAT, [convert_rows(storage.state_dict(), storage, checkpointer)], lambda put: put[0])
 
 
 def save_storages(path: str | Path, storages: Sequence[Storage]) -> None:
@@ -148,11 +142,6 @@ def get_rows(
         if objects:
             state["items"] = [unpack(item, allow_pickle=allow) for item in reader.values(f"{prefix}items")]
     return state
-
-
-def load_storage(path: str | Path, storage: Storage, checkpointer: Any = None) -> None:
-    """Read what `save_storage` wrote; see `Storage.loads`."""
-    load_states(_read(path, [storage], _FORMAT), [storage], checkpointer)
 
 
 def load_storages(path: str | Path, storages: Sequence[Storage]) -> None:
@@ -389,6 +378,44 @@ def check_hook(owner: RowHooks, hook: Any) -> Callable[..., Any]:
         return hook  # type: ignore[no-any-return]
     msg = f"a hook is a callable, got {hook!r}: pass an object such as TED2Flat(), or a function"
     raise KindError(msg)
+
+
+class StorageCheckpointerBase(RowHooks):
+    """Base class of checkpointers, which save the rows of a storage and load them.
+
+    A checkpointer has hooks that convert rows on their way to a checkpoint and back. `storage.checkpointer = ...`, or
+    `ReplayBuffer(checkpointer=...)`, makes them part of `dumps` and `loads` of the storage and of its buffer. Hooks of
+    the storage itself run after those of the checkpointer. Rows are in a checkpoint directory of this library: it is
+    complete or absent, has checksums, and restores the order of a full ring.
+    """
+
+    def dumps(self, storage: Any, path: str | Path, *, progress: ProgressOption = None) -> None:
+        """Write the rows of a storage to a checkpoint directory; see `Storage.dumps`.
+
+        Raises:
+            UsageError: if no row was ever written (also a `RuntimeError`).
+            CheckpointError: if something cannot be saved, or the path holds other things.
+            StorageMemoryError: if the disk is too small.
+        """
+        with Progress(progress, "save", unit=BYTES):
+            if not storage.laid_out:
+                msg = "Cannot save a non-initialized storage: write rows first"
+                raise UsageError(msg)
+            save_rows(path, _FORMAT, [convert_rows(storage.state_dict(), storage, self)], lambda put: put[0])
+
+    def loads(self, storage: Any, path: str | Path, *, progress: ProgressOption = None) -> None:
+        """Replace the rows of a storage by saved ones; see `Storage.loads`.
+
+        Raises:
+            CheckpointNotFoundError: if there is no checkpoint.
+            CheckpointError: if it does not fit this storage; nothing is changed.
+        """
+        with Progress(progress, "load", unit=BYTES):
+            load_states(_read(path, [storage], _FORMAT), [storage], self)
+
+    def __repr__(self) -> str:
+        """Class and hooks."""
+        return f"{type(self).__name__}()"
 
 
 def hooks_of(storage: Storage, name: str, checkpointer: Any = None) -> tuple[Callable[..., Any], ...]:

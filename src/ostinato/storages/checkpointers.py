@@ -23,7 +23,7 @@ from ostinato.durable.ted import (
     write_h5,
 )
 from ostinato.errors import CheckpointError, CheckpointNotFoundError, KindError, UsageError
-from ostinato.storages.checkpoint import RowHooks, check_hook, convert_rows, load_states, load_storage, save_storage
+from ostinato.storages.checkpoint import StorageCheckpointerBase, check_hook, convert_rows, load_states
 from ostinato.storages.ensemble import StorageEnsemble
 
 if TYPE_CHECKING:
@@ -46,41 +46,6 @@ __all__ = [
 
 _COLUMN = "hooked 0: h5"
 """Name of the column with the bytes of an HDF5 file, as `convert_rows` names it."""
-
-
-class StorageCheckpointerBase(RowHooks):
-    """Base class of checkpointers, which save the rows of a storage and load them.
-
-    A checkpointer has hooks that convert rows on their way to a checkpoint and back. `storage.checkpointer = ...`, or
-    `ReplayBuffer(checkpointer=...)`, makes them part of `dumps` and `loads` of the storage and of its buffer. Hooks of
-    the storage itself run after those of the checkpointer. Rows are in a checkpoint directory of this library: it is
-    complete or absent, has checksums, and restores the order of a full ring.
-    """
-
-    def dumps(self, storage: Any, path: str | Path, *, progress: ProgressOption = None) -> None:
-        """Write the rows of a storage to a checkpoint directory; see `Storage.dumps`.
-
-        Raises:
-            UsageError: if no row was ever written (also a `RuntimeError`).
-            CheckpointError: if something cannot be saved, or the path holds other things.
-            StorageMemoryError: if the disk is too small.
-        """
-        with Progress(progress, "save", unit=BYTES):
-            save_storage(path, storage, self)
-
-    def loads(self, storage: Any, path: str | Path, *, progress: ProgressOption = None) -> None:
-        """Replace the rows of a storage by saved ones; see `Storage.loads`.
-
-        Raises:
-            CheckpointNotFoundError: if there is no checkpoint.
-            CheckpointError: if it does not fit this storage; nothing is changed.
-        """
-        with Progress(progress, "load", unit=BYTES):
-            load_storage(path, storage, self)
-
-    def __repr__(self) -> str:
-        """Class and hooks."""
-        return f"{type(self).__name__}()"
 
 
 @final

@@ -55,6 +55,8 @@ Kind = TypeVar("Kind", bound="StorageColumn")
 Choice: TypeAlias = "tuple[StorageColumn, Sequence[int]]"
 """A kind of column, and the positions of its fields in a schema."""
 
+_SHARED_BYTES = 4096
+"""Rows of Python objects that are written together share memory up to this size."""
 _NO_SLOTS = torch.empty(0, dtype=torch.int64, device="cpu")
 
 
@@ -838,8 +840,35 @@ def owned(row: Any) -> Any:
     return map_leaves(row, _own_leaf)
 
 
+def owned_rows(batch: Any) -> list[Any]:
+    """Return copies of the rows of a batch; small rows of tensors share memory, as much as an object takes itself.
+
+    Raises:
+        TypeError: if it is no batch.
+    """
+    leaves, together = [], 1
+    if isinstance(batch, Tensor):
+        leaves = [batch]
+    elif kinds.is_plain_tensordict(batch):
+        leaves = list(batch.values(include_nested=True, leaves_only=True))
+    if (
+        leaves
+        and batch.ndim
+        and all(type(x) is Tensor and x.layout is torch.strided and not x.is_nested for x in leaves)
+    ):
+        together = _SHARED_BYTES * len(batch) // max(1, sum(x.nbytes for x in leaves))
+    if together < 2:
+        return [owned(row) for row in kinds.unstack(batch)]
+    return [row for part in batch.split(together) for row in kinds.unstack(owned(part))]
+
+
 def _own_leaf(leaf: Any) -> Any:
-    if isinstance(leaf, Tensor) or kinds.is_tensor_collection(leaf):
+    if isinstance(leaf, Tensor):
+        return (leaf.detach() if leaf.requires_grad else leaf).clone()
+    if kinds.is_plain_tensordict(leaf):
+        with torch.no_grad():  # in place of detach(), which takes five times as long
+            return leaf.clone()
+    if kinds.is_tensor_collection(leaf):
         return leaf.detach().clone()
     return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
 

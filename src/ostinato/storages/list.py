@@ -24,6 +24,7 @@ from ostinato.storages.columns import (
     counts_after,
     join_blobs,
     owned,
+    owned_rows,
     pack,
     pack_objects,
     split_blobs,
@@ -49,7 +50,8 @@ class ListStorage(Storage):
 
     Rows are stacked into batches, unless the buffer has a `collate_fn`. TensorDicts of different shapes or fields
     become a `LazyStackedTensorDict`; other objects that cannot be stacked need a `collate_fn`, for example `list`.
-    Tensors and arrays of a row are copied when it is written.
+    Tensors and arrays of a row are copied when it is written. Small rows that are written as one tensor or TensorDict
+    share memory, up to 4 KB.
 
     Args:
         max_size: capacity in rows; None for no limit.
@@ -132,7 +134,7 @@ class ListStorage(Storage):
             KindError: if `extend` is given a dict or text, which could be one row or many.
         """
         if lead == 0:
-            return self._stored([data]), 1
+            return self._stored([owned(data)]), 1
         if isinstance(data, (dict, str, bytes)):
             msg = (
                 "extend() of a ListStorage takes rows (list, tuple, range, tensor, TensorDict), got one "
@@ -140,7 +142,7 @@ class ListStorage(Storage):
             )
             raise KindError(msg)
         try:
-            rows = kinds.unstack(data)
+            rows = owned_rows(data)
         except TypeError as error:
             msg = (
                 "extend() of a ListStorage takes rows (list, tuple, range, tensor, TensorDict), got "
@@ -149,9 +151,9 @@ class ListStorage(Storage):
             raise KindError(msg) from None
         return self._stored(rows), len(rows)
 
-    def _stored(self, rows: Sequence[Any]) -> list[Any]:
-        """Return rows as the list holds them: copies on the device of the storage."""
-        return [self._moved(owned(row)) for row in rows]
+    def _stored(self, rows: list[Any]) -> list[Any]:
+        """Return copies of rows as the list holds them: on the device of the storage."""
+        return rows if self._target is None else list(map(self._moved, rows))
 
     def _shown(self, rows: list[Any]) -> list[Any]:
         """Return rows of the list as they were given."""
@@ -168,13 +170,10 @@ class ListStorage(Storage):
         _, self.cursor = counts_after(placement, len(self._items), self.cursor, self.capacity)
         slots, rows = (part.tolist() for part in targets(placement))
         for slot, row in sorted(zip(slots, rows, strict=True), key=itemgetter(0)):  # a list grows at its end
-            if slot == len(self._items):
-                self._items.append(payload[row])
-            elif slot < len(self._items):
-                self._items[slot] = payload[row]
-            else:
+            if slot > len(self._items):
                 msg = f"slot {slot} is beyond the next free one, {len(self._items)}: a list grows row by row"
                 raise SlotError(msg)
+            self._items[slot : slot + 1] = [payload[row]]
 
     def gather(self, slots: Tensor, *, pin: bool = False) -> list[Any]:  # noqa: ARG002
         """Return the objects at `slots`, not copied."""
@@ -213,7 +212,7 @@ class ListStorage(Storage):
         Raises:
             SchemaError: if the number of rows differs from that of the slots.
         """
-        rows = self._stored(kinds.unstack(data) if batch else [data])
+        rows = self._stored(owned_rows(data) if batch else [owned(data)])
         if len(rows) != slots.shape[0]:
             msg = f"{slots.shape[0]} rows are chosen, {len(rows)} were given: give one for each"
             raise SchemaError(msg)
@@ -392,7 +391,7 @@ class LazyStackStorage(ListStorage):
             return torch.stack(values) if same else [value.tolist() for value in values]
         return [value.tolist() if hasattr(value, "tolist") else value for value in values]
 
-    def _stored(self, rows: Sequence[Any]) -> list[Any]:
+    def _stored(self, rows: list[Any]) -> list[Any]:
         """Return rows as the list holds them.
 
         Raises:
@@ -537,7 +536,7 @@ class CompressedListStorage(ListStorage):
 
     # -- rows ----------------------------------------------------------------------------------------------------------
 
-    def _stored(self, rows: Sequence[Any]) -> list[Any]:
+    def _stored(self, rows: list[Any]) -> list[Any]:
         """Return rows compressed.
 
         Raises:

@@ -570,11 +570,8 @@ def check_shareable(storage: Storage) -> LazyTensorStorage:
             f"{type(storage).__name__}"
         )
         raise OptionError(msg)
-    _raise_private(storage, storage.why_private)
-    return storage
-
-
-def _raise_private(storage: Storage, reason: str | None) -> None:
+    reason = storage.why_private
     if reason is not None:
         msg = f"shared=True needs a new {type(storage).__name__}(max_size) on the CPU, got one with {reason}"
         raise OptionError(msg)
+    return storage

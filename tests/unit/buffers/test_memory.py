@@ -60,13 +60,15 @@ def test_fields_of_a_sample_do_not_share_memory() -> None:
 
 
 def test_a_list_lets_go_of_the_batch_that_a_row_came_from() -> None:
-    """Rows of a tensor are copies: one kept row must not keep a thousand others."""
+    """Rows of a tensor are copies: one kept row must not keep a thousand others, only small ones beside it."""
     rb = ReplayBuffer(storage=ListStorage(1))
     big = torch.zeros(1000, 1000)
     rb.extend(big)
     assert rb[0].untyped_storage().nbytes() == 4000
     rb.extend(TensorDict({"x": big}, [1000]))
     assert rb[0]["x"].untyped_storage().nbytes() == 4000
+    rb.extend(big[:, :4])
+    assert rb[0].untyped_storage().nbytes() <= 4096
 
 
 def test_exactly_one_copy_is_made_into_and_out_of_the_storage() -> None:

@@ -61,6 +61,7 @@ def test_observers_follow_what_other_processes_write() -> None:
     other.observe(Ids())
     other.load_state_dict(rb.state_dict())
     assert other._engine.store.added[0].values[:33].tolist() == other[:]["id"].tolist()  # type: ignore[attr-defined]
+    assert not other._engine.store.counts.before, "counts that were loaded are those of all processes"  # type: ignore[attr-defined]
     rb.empty()
     rb.extend(rows([3]))
     assert (ids.values[:2].tolist(), len(rb)) == ([3, 0], 1)
