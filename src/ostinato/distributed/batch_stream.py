@@ -150,8 +150,8 @@ class BatchStream:
             return found
         if self._epoch and not self._ended:
             msg = (
-                f"{self._client.callee} has closed this iteration, because no batch was requested for a long time and "
-                "there were many other readers: begin a new one"
+                f"{self._client.callee} has closed this iteration, because many others were begun since its last "
+                "batch was requested: begin a new one"
             )
             raise UsageError(msg)
         return []
