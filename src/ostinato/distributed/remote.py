@@ -177,7 +177,8 @@ class RemoteProperty(property, Generic[_R]):
             made.prepare(buffer, {})
             buffer.apply(setattr, made.name, value)
 
-        super().__init__(get, None if of.fset is None else set_, doc=of.__doc__)
+        super().__init__(get, None if of.fset is None else set_)
+        self.__doc__ = of.__doc__
 
     def __get__(self, buffer: Any, owner: type | None = None) -> _R:
         """Return the value."""
