@@ -344,7 +344,6 @@ class RayReplayBuffer(RemoteBuffer):
     can_sample = remote(ReplayBuffer.can_sample)
     can_insert = remote(ReplayBuffer.can_insert)
     stats = remote(ReplayBuffer.stats)
-    check = remote(ReplayBuffer.check)
 
     # -- writing ------------------------------------------------------------------------------------------------------
 

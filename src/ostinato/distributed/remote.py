@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial, wraps
 from itertools import chain
+from operator import itemgetter
 from types import FunctionType
 from typing import (
     TYPE_CHECKING,
@@ -85,8 +86,8 @@ class Method(NamedTuple):
     """Gets the keyword arguments; returns what shows the progress of the call."""
     via: Callable[..., Any] | None = None
     """Makes the call, with the handle, the deadline and the arguments; None sends it to every actor."""
-    reduce: Callable[[list[Any]], Any] = list
-    """Makes one result of those of several shards."""
+    reduce: Callable[[list[Any]], Any] = itemgetter(0)
+    """Makes one result of those of several shards; by default the first one."""
 
 
 class RemoteCall(Protocol[_P, _R_co]):
@@ -397,6 +398,8 @@ class RemoteBuffer(ABC):
         "of one writer is in one shard, else each shard's part of it counts as a trajectory.",
         reduce=lambda parts: list(chain.from_iterable(parts)),
     )
+
+    check = remote(ReplayBuffer.check)
 
     def __len__(self) -> int:
         """Rows present; in the shards that answer."""

@@ -529,7 +529,9 @@ class ShardedReplayBuffer(RemoteBuffer):
     def _can_insert(self, _: Deadline, rows: int = 1) -> bool:
         return self._writer.can_write(positive("rows", rows))
 
-    can_sample = remote(ReplayBuffer.can_sample, note="Shards have rows for it, and the limiter.", via=_can_sample)
+    can_sample = remote(
+        ReplayBuffer.can_sample, note="A shard has rows, and the rate limiter of all shards allows it.", via=_can_sample
+    )
     can_insert = remote(ReplayBuffer.can_insert, via=_can_insert)
 
     def __getitem__(self, index: Any) -> Any:
