@@ -181,24 +181,29 @@ class StreamHolder:
     """The stream of one handle: opened for the first batch, and again after it was dropped or has failed.
 
     Thread-safe: threads share one stream. Does not refer to the handle, so that a dropped handle is freed at once.
+
+    Args:
+        client: Calls the actor.
+        depth: See `BatchStream`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, client: BufferClient, depth: int) -> None:
         self.stream: BatchStream | None = None
+        self._client = client
+        self._depth = depth
         self._lock = threading.Lock()
 
-    def next(self, client: BufferClient, open_stream: Callable[[Deadline], BatchStream]) -> Any:
-        """Return the next batch. An error closes the stream and is raised in one of the threads that wait.
+    def epoch(self) -> BatchStream:
+        """Open a stream of one iteration over the buffer."""
+        return BatchStream(self._client, self._depth, self._client.deadline(), epoch=True)
 
-        Args:
-            client: Calls the actor.
-            open_stream: Opens a stream.
-        """
-        deadline = client.waiting()
+    def next(self) -> Any:
+        """Return the next batch. An error closes the stream and is raised in one of the threads that wait."""
+        deadline = self._client.waiting()
         while True:
-            with locked(self._lock, deadline, client):
+            with locked(self._lock, deadline, self._client):
                 if self.stream is None:
-                    self.stream = open_stream(deadline)
+                    self.stream = BatchStream(self._client, self._depth, deadline, epoch=False)
                 stream = self.stream
             try:
                 return stream.take(deadline)
