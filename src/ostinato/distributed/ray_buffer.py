@@ -241,6 +241,10 @@ class RayReplayBuffer(RemoteBuffer):
 
     _another = "and load a checkpoint into it"
 
+    @property
+    def _call_timeout_s(self) -> float:
+        return self._client.call_timeout_s
+
     def _silent(self) -> object:
         return self._client.callee
 
@@ -494,22 +498,6 @@ class RayReplayBuffer(RemoteBuffer):
         prepare=partial(_full_path, "path"),
         progress=partial(_shown, "export"),
     )
-
-    def shutdown(self, timeout: float | None = None) -> None:
-        """Finish the updates submitted by this handle, then `close`, which does not wait for other handles.
-
-        Args:
-            timeout: Longest wait for these updates, by default `call_timeout_s`, and for Ray to end the actor, by
-                default 10 s. It ends in any case.
-
-        Raises:
-            Exception: the first error of an update, after the actor has ended.
-        """
-        deadline = self._client.deadline(timeout)
-        try:
-            self._settle(deadline)
-        finally:
-            self._end(timeout)
 
     def _end(self, timeout_s: float | None) -> None:
         module = ray()

@@ -245,6 +245,11 @@ class RemoteBuffer(ABC):
     def _silent(self) -> object:
         """Return who does not answer, for messages."""
 
+    @property
+    @abstractmethod
+    def _call_timeout_s(self) -> float:
+        """Time of calls without `timeout_s`."""
+
     @abstractmethod
     def _end(self, timeout_s: float | None) -> None:
         """End the buffer, or what a handle of `client()` holds; wait for Ray at most `timeout_s`, None is 10 s."""
@@ -319,6 +324,22 @@ class RemoteBuffer(ABC):
         Waits for an actor that does not answer at most 5 s before it ends it.
         """
         self._end(None)
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """Finish the updates submitted by this handle, then `close`, which does not wait for other handles.
+
+        Args:
+            timeout: Longest wait for these updates, by default `call_timeout_s`, and for Ray to end the actors, by
+                default 10 s. They end in any case.
+
+        Raises:
+            NoAnswerError: The updates are not finished in time.
+            Exception: The first error of an update, after the actors have ended.
+        """
+        try:
+            self._settle(Deadline.of_call(timeout, self._call_timeout_s))
+        finally:
+            self._end(timeout)
 
     # -- names of TorchRL's services ----------------------------------------------------------------------------------
 

@@ -259,6 +259,10 @@ class ShardedReplayBuffer(RemoteBuffer):
 
     _another = "with resume=True for its rows"
 
+    @property
+    def _call_timeout_s(self) -> float:
+        return self._fleet.call_timeout_s
+
     def _silent(self) -> object:
         return self._shards.name_silent()
 
@@ -266,10 +270,8 @@ class ShardedReplayBuffer(RemoteBuffer):
 
     def _within(self, method: str, time: Time, *, works: bool = False) -> AbstractContextManager[Deadline]:
         """Make the calls in a block end by a deadline: of work, or of a call that the shards answer at once."""
-        limit_s = self._fleet.call_timeout_s
-        if not isinstance(time, Deadline):
-            time = Deadline.of_work(time, limit_s) if works else Deadline.of_call(time, limit_s)
-        return self._shards.within(method, time)
+        make = Deadline.of_work if works else Deadline.of_call
+        return self._shards.within(method, make(time, self._call_timeout_s))
 
     def _call(self, method: Method, time: Time, *args: Any, **kwargs: Any) -> Any:
         works = method.kind == "work"
@@ -314,7 +316,7 @@ class ShardedReplayBuffer(RemoteBuffer):
     @property
     def limiter_counts(self) -> tuple[int, int] | None:
         """Rows written and rows drawn, as the rate limiter counts them for its ratio; None without one."""
-        return None if self._limiter is None else self._limiter.totals(self._fleet.call_timeout_s)
+        return None if self._limiter is None else self._limiter.totals(self._call_timeout_s)
 
     def pinned(self, shard: int) -> ShardedReplayBuffer:
         """Return a handle that writes to one shard, whatever the route; to the next one while that is missing.
@@ -323,20 +325,6 @@ class ShardedReplayBuffer(RemoteBuffer):
             OptionError: There is no such shard.
         """
         return self._handle(sticky=True, home=self._check_shard(shard))
-
-    def shutdown(self, timeout: float | None = None) -> None:
-        """Finish the updates submitted by this handle, then `close`.
-
-        Args:
-            timeout: Longest wait in seconds until Ray has ended the actors; None is 10 s. They end in any case.
-
-        Raises:
-            Exception: The first error of an update, after the actors have ended.
-        """
-        try:
-            self._updates.settle()
-        finally:
-            self._end(timeout)
 
     def apply(self, function: Callable[..., Any], *args: Any, timeout_s: float | None = None) -> list[Any]:
         """Call `function(buffer, *args)` in every present shard, and return the results.
