@@ -15,7 +15,7 @@ from ostinato.distributed.deadlines import POLL_S
 from ostinato.distributed.ray_client import CLOSED, RETRY, ray
 from ostinato.distributed.sampling import split_batch
 from ostinato.distributed.serialization import decode_small
-from ostinato.distributed.snapshot import Snapshot
+from ostinato.distributed.snapshot import Snapshot, batches_per_round
 from ostinato.errors import EmptyBufferError, OptionError, UsageError, WaitTimeoutError
 
 if TYPE_CHECKING:
@@ -27,17 +27,10 @@ if TYPE_CHECKING:
     from ostinato.distributed.deadlines import Deadline
     from ostinato.distributed.sampling import BatchAndInfo, ShardSampler
 
-__all__ = ["BatchStream", "ShardPrefetcher", "StreamHolder", "batches_per_request"]
+__all__ = ["BatchStream", "ShardPrefetcher", "StreamHolder"]
 
-_MAX_PER_REQUEST = 8
-"""Batches made at once: more hardly reduce the cost of each, and the first ones wait for the last."""
 _AHEAD_S = -2 * POLL_S
 """Seconds waited for a batch requested ahead: negative, so that its first poll never times out."""
-
-
-def batches_per_request(depth: int) -> int:
-    """Return how many batches to request at once: half of `depth`, so that the next ones are made meanwhile."""
-    return max(1, min(depth // 2, _MAX_PER_REQUEST))
 
 
 @contextlib.contextmanager
@@ -78,7 +71,7 @@ class BatchStream:
         actor = client.actor
         self._client = client
         self._depth = depth
-        self._count = batches_per_request(depth)
+        self._count = batches_per_round(depth)
         self._methods = {
             count: actor.next_batches.options(concurrency_group="read", num_returns=count) for count in {1, self._count}
         }
