@@ -35,6 +35,8 @@ with ReplayBufferEnsemble(plain, plain) as ensemble:
     whole, names = ensemble.sample(4, return_info=True)
 ray = RayReplayBuffer(storage=storage, batch_size=4, prefetch=2, remote_config={"num_cpus": 1})
 index: torch.Tensor = ray.sample(4, True)[1]["index"]
+assert_type(ray.delete(index, timeout_s=1.0), torch.Tensor)
+assert_type((ray.write_count, ray.stats().rows), tuple[int, int])
 actor = RayReplayBuffer(replay_buffer_cls=TensorDictPrioritizedReplayBuffer, alpha=0.6, beta=0.4)
 with ShardedReplayBuffer(2, storage=storage, sampler=partial(PrioritizedSampler, 100, 0.6, 0.4), batch_size=4) as rb:
     index = rb.sample(return_info=True)[1]["index"]
@@ -48,6 +50,7 @@ WRONG = {
     'ReplayBuffer(batch_size="four")': 'Argument "batch_size" to "ReplayBuffer" has incompatible type',
     'TensorDictReplayBuffer(prefetch="many")': 'Argument "prefetch" to "TensorDictReplayBuffer" has incompatible type',
     "RayReplayBuffer(batch_sise=4)": 'Unexpected keyword argument "batch_sise"',
+    "ray.delete(index, timeout=1.0)": "No overload variant",
     "ShardedReplayBuffer(2, rate_limitter=None)": 'Unexpected keyword argument "rate_limitter"',
     'ShardedReplayBuffer(2, batch_size="4")': 'Argument "batch_size" to "ShardedReplayBuffer" has incompatible type',
 }

@@ -9,6 +9,7 @@ import itertools
 import threading
 import time
 import warnings
+from collections import OrderedDict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, final
@@ -51,8 +52,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 __all__ = [
-    "IDLE_S",
-    "MANY_STREAMS",
+    "MOST_STREAMS",
     "BufferActor",
     "BufferSpec",
     "ServedStream",
@@ -63,12 +63,10 @@ __all__ = [
     "poll_once",
 ]
 
-MANY_STREAMS = 64
-"""Streams that stay open even if no batch is requested."""
+MOST_STREAMS = 1024
+"""Streams of one actor; more are of readers that have died."""
 _LIMITS_TIMEOUT_S = 5.0
 """How long a checkpoint waits for the counts of the rate limiter."""
-IDLE_S = 600.0
-"""If there are more, a stream without requests for so long is closed: its reader may be dead."""
 
 
 # -- how to make a buffer ---------------------------------------------------------------------------------------------
@@ -282,14 +280,11 @@ class ServedStream:
     def __init__(self, make: Callable[[float | None], Any]) -> None:
         self._make = make
         self._next = 0
-        self._ended = False
+        self._ended = self._closed = False
         self._error: Exception | None = None
         self._changed = threading.Condition()
-        self.requests = 0
-        """Requests in progress; guarded by the lock of `ServedStreams`, like `last_request`."""
-        self.last_request = time.monotonic()
 
-    def take(self, number: int, count: int, waited_s: float = 0.0) -> list[Any] | Retry:
+    def take(self, number: int, count: int, waited_s: float = 0.0) -> list[Any] | Retry | Closed:
         """Answer request `number` after those before it; `RETRY` if it must be made again.
 
         Args:
@@ -300,7 +295,7 @@ class ServedStream:
 
         Returns:
             `count` batches. Fewer if the next one would have to wait, raises (the next request raises the error), or if
-            the stream ends; none after the end.
+            the stream ends; none after the end. `CLOSED` after `close`.
 
         Raises:
             UsageError: The request was answered before, or one before it never arrives; the stream ends.
@@ -315,7 +310,7 @@ class ServedStream:
                 error, self._error = (self._error, None) if number == self._next else (None, self._error)
                 if error is not None:
                     raise error
-                return []
+                return CLOSED if self._closed else []
             found = self._make_several(count, waited_s)
             if found is None:
                 return RETRY
@@ -363,6 +358,7 @@ class ServedStream:
     def close(self) -> None:
         """End the stream. When this returns, no batch is being made."""
         with self._changed:
+            self._closed = True
             self._end()
 
 
@@ -370,13 +366,12 @@ class ServedStream:
 class ServedStreams:
     """The streams of all readers of an actor. Thread-safe.
 
-    A reader closes its stream. Streams of dead readers are closed when others are opened: if there are more than
-    `MANY_STREAMS`, those without a request for `IDLE_S`. Batches that were made for them are lost.
+    A reader closes its stream. If there are more than `MOST_STREAMS`, the one that is idle for the longest time is
+    closed, and batches that were made for it are lost.
     """
 
     def __init__(self) -> None:
-        self._streams: dict[str, ServedStream] = {}
-        self._closing: dict[str, ServedStream] = {}
+        self._streams: OrderedDict[str, ServedStream] = OrderedDict()  # the one that is idle for the longest time first
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -387,15 +382,9 @@ class ServedStreams:
         """Add a stream."""
         with self._lock:
             self._streams[name] = stream
-            idle = self._idle() if len(self._streams) > MANY_STREAMS else []
-        for one in idle:
-            self.close(one)
-
-    def _idle(self) -> list[str]:
-        """Return the streams to close: the longest idle first, at most as many as there are too many."""
-        before = time.monotonic() - IDLE_S
-        found = sorted((stream.last_request, name) for name, stream in self._streams.items() if not stream.requests)
-        return [name for last, name in found[: len(self._streams) - MANY_STREAMS] if last < before]
+            idle = next(iter(self._streams)) if len(self._streams) > MOST_STREAMS else None
+        if idle is not None:
+            self.close(idle)
 
     def take(self, name: str, number: int, count: int, waited_s: float) -> list[Any] | Retry | Closed:
         """Answer a request; see `ServedStream.take`. `CLOSED` if there is no such stream."""
@@ -403,24 +392,16 @@ class ServedStreams:
             stream = self._streams.get(name)
             if stream is None:
                 return CLOSED
-            stream.requests += 1
-        try:
-            return stream.take(number, count, waited_s)
-        finally:
-            with self._lock:
-                stream.requests -= 1
-                stream.last_request = time.monotonic()
+            self._streams.move_to_end(name)
+        return stream.take(number, count, waited_s)
 
     def close(self, name: str) -> None:
         """Close a stream if it exists. When this returns, no batch is being made for it."""
-        with self._lock:
-            stream = self._streams.pop(name, None) or self._closing.get(name)
-            if stream is None:
-                return
-            self._closing[name] = stream  # whoever closes it again waits, too
-        stream.close()
-        with self._lock:
-            self._closing.pop(name, None)
+        stream = self._streams.get(name)
+        if stream is not None:
+            stream.close()
+            with self._lock:
+                self._streams.pop(name, None)
 
 
 # -- the actors -------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from ostinato.distributed.deadlines import POLL_S
 from ostinato.distributed.ray_client import CLOSED, RETRY, ray
 from ostinato.distributed.sampling import split_batch
 from ostinato.distributed.serialization import decode_small
-from ostinato.distributed.snapshot import Snapshot
+from ostinato.distributed.snapshot import Snapshot, batches_per_round
 from ostinato.errors import EmptyBufferError, OptionError, UsageError, WaitTimeoutError
 
 if TYPE_CHECKING:
@@ -27,17 +27,10 @@ if TYPE_CHECKING:
     from ostinato.distributed.deadlines import Deadline
     from ostinato.distributed.sampling import BatchAndInfo, ShardSampler
 
-__all__ = ["BatchStream", "ShardPrefetcher", "StreamHolder", "batches_per_request"]
+__all__ = ["BatchStream", "ShardPrefetcher", "StreamHolder"]
 
-_MAX_PER_REQUEST = 8
-"""Batches made at once: more hardly reduce the cost of each, and the first ones wait for the last."""
 _AHEAD_S = -2 * POLL_S
 """Seconds waited for a batch requested ahead: negative, so that its first poll never times out."""
-
-
-def batches_per_request(depth: int) -> int:
-    """Return how many batches to request at once: half of `depth`, so that the next ones are made meanwhile."""
-    return max(1, min(depth // 2, _MAX_PER_REQUEST))
 
 
 @contextlib.contextmanager
@@ -78,7 +71,7 @@ class BatchStream:
         actor = client.actor
         self._client = client
         self._depth = depth
-        self._count = batches_per_request(depth)
+        self._count = batches_per_round(depth)
         self._methods = {
             count: actor.next_batches.options(concurrency_group="read", num_returns=count) for count in {1, self._count}
         }
@@ -150,8 +143,8 @@ class BatchStream:
             return found
         if self._epoch and not self._ended:
             msg = (
-                f"{self._client.callee} has closed this iteration, because no batch was requested for a long time and "
-                "there were many other readers: begin a new one"
+                f"{self._client.callee} has closed this iteration, because many others were begun since its last "
+                "batch was requested: begin a new one"
             )
             raise UsageError(msg)
         return []
@@ -181,24 +174,29 @@ class StreamHolder:
     """The stream of one handle: opened for the first batch, and again after it was dropped or has failed.
 
     Thread-safe: threads share one stream. Does not refer to the handle, so that a dropped handle is freed at once.
+
+    Args:
+        client: Calls the actor.
+        depth: See `BatchStream`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, client: BufferClient, depth: int) -> None:
         self.stream: BatchStream | None = None
+        self._client = client
+        self._depth = depth
         self._lock = threading.Lock()
 
-    def next(self, client: BufferClient, open_stream: Callable[[Deadline], BatchStream]) -> Any:
-        """Return the next batch. An error closes the stream and is raised in one of the threads that wait.
+    def epoch(self) -> BatchStream:
+        """Open a stream of one iteration over the buffer."""
+        return BatchStream(self._client, self._depth, self._client.deadline(), epoch=True)
 
-        Args:
-            client: Calls the actor.
-            open_stream: Opens a stream.
-        """
-        deadline = client.waiting()
+    def next(self) -> Any:
+        """Return the next batch. An error closes the stream and is raised in one of the threads that wait."""
+        deadline = self._client.waiting()
         while True:
-            with locked(self._lock, deadline, client):
+            with locked(self._lock, deadline, self._client):
                 if self.stream is None:
-                    self.stream = open_stream(deadline)
+                    self.stream = BatchStream(self._client, self._depth, deadline, epoch=False)
                 stream = self.stream
             try:
                 return stream.take(deadline)

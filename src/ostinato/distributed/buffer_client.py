@@ -57,18 +57,16 @@ class BufferClient:
 
     def deadline(self, time: Time = None) -> Deadline:
         """Return the deadline of a call that is answered at once."""
-        return time if isinstance(time, Deadline) else Deadline.of_call(time, self.call_timeout_s)
+        return Deadline.of_call(time, self.call_timeout_s)
 
     def working(self, time: Time = None) -> Deadline:
         """Return the deadline of a call that may work for long."""
-        return time if isinstance(time, Deadline) else Deadline.of_work(time, self.call_timeout_s)
+        return Deadline.of_work(time, self.call_timeout_s)
 
     def waiting(self, time: Time = None) -> Deadline:
         """Return the deadline of a call that waits for readers or writers if there is a limiter or a queue."""
         limit_s = self.info["limit_s"]
-        if limit_s is None or isinstance(time, Deadline):
-            return self.deadline(time)
-        return Deadline.of_wait(time, limit_s, self.call_timeout_s)
+        return self.deadline(time) if limit_s is None else Deadline.of_wait(time, limit_s, self.call_timeout_s)
 
     def describe(self, time: Time = None) -> dict[str, Any]:
         """Ask for the properties of the buffer again."""

@@ -59,13 +59,13 @@ class ShardReport(NamedTuple):
     """Its number."""
     missing: str | None
     """Why it does not answer; None if it does."""
-    rows: int
+    rows: int = 0
     """Rows present; this and the next two are 0 while it is missing."""
-    write_count: int
+    write_count: int = 0
     """Rows written to it, including those before its last checkpoint."""
-    saved_write_count: int
+    saved_write_count: int = 0
     """Rows written to it before its last checkpoint; a restart loses those written later."""
-    save_error: str | None
+    save_error: str | None = None
     """Why its last checkpoint could not be written; None if it could."""
     save_failures: int = 0
     """How many checkpoints in a row could not be written; 0 after one that could."""
@@ -274,11 +274,9 @@ def require_all(shards: ShardClient, wanted: Iterable[int], answered: Iterable[i
 def report_shards(shards: ShardClient) -> list[ShardReport]:
     """Return the state of each shard."""
     found = shards.call_all("describe")
-    fields = ("rows", "write_count", "saved_write_count", "save_error", "save_failures", "schema", "rows_drawn")
-    nothing = dict(zip(fields, (0, 0, 0, None, 0, None, 0), strict=True))
     for one in found.values():
         shards.failures.warn(one["failures"])
     return [
-        ShardReport(i, shards.missing.get(i), *(found.get(i, nothing)[name] for name in fields))
+        ShardReport(i, shards.missing.get(i), *(found[i][name] for name in ShardReport._fields[2:] if i in found))
         for i in range(len(shards))
     ]

@@ -99,13 +99,16 @@ class Deadline:
         """Return the deadline of a call that the actor answers at once.
 
         Args:
-            timeout_s: When the answer is due; None is `call_timeout_s`.
+            timeout_s: When the answer is due; None is `call_timeout_s`. A deadline, of the call that this one is a part
+                of, is returned.
             call_timeout_s: The default.
             share: Part of the time that one of several calls to shards may take.
 
         Raises:
             OptionError: `timeout_s` is not a number of at least 0.
         """
+        if isinstance(timeout_s, cls):
+            return timeout_s
         return cls(call_timeout_s, _limit(timeout_s, call_timeout_s), share=share)
 
     @classmethod
@@ -130,12 +133,15 @@ class Deadline:
         """Return the deadline of a call that may work for long.
 
         Args:
-            timeout_s: When the answer is due; None sets no limit while the actor answers other calls.
+            timeout_s: When the answer is due; None sets no limit while the actor answers other calls. A deadline is
+                returned.
             call_timeout_s: Longest silence of an actor.
 
         Raises:
             OptionError: `timeout_s` is not a number of at least 0.
         """
+        if isinstance(timeout_s, cls):
+            return timeout_s
         return cls(call_timeout_s, _limit(timeout_s, math.inf), wait_s=math.inf, probed=True)
 
     @property

@@ -204,18 +204,14 @@ class FleetSchemaClient:
         known = ray().exceptions
         try:
             return ray().get(call(self._find()), timeout=_CLAIM_TIMEOUT_S)
-        except known.GetTimeoutError as error:
-            msg = (
-                f"the actor of the fleet has not answered for {_CLAIM_TIMEOUT_S:g} s, so that shard {self._shard} "
-                "cannot compare its first rows with those of the others: nothing is stored, try again"
-            )
-            raise NoAnswerError(msg) from error
         except (known.RayError, ValueError) as error:
+            late = isinstance(error, known.GetTimeoutError)
+            reason = f"has not answered for {_CLAIM_TIMEOUT_S:g} s" if late else f"is gone ({short_message(error)})"
             msg = (
-                f"the actor of the fleet is gone ({short_message(error)}), so that shard {self._shard} cannot compare "
-                "its first rows with those of the others: nothing is stored"
+                f"the actor of the fleet {reason}, so that shard {self._shard} cannot compare its first rows with "
+                "those of the others: nothing is stored"
             )
-            raise LostBufferError(msg) from error
+            raise (NoAnswerError if late else LostBufferError)(msg) from error
 
 
 def dump_schema(schema: Schema) -> bytes:

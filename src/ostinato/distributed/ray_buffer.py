@@ -24,7 +24,7 @@ from ostinato.distributed.actor_names import (
     take_names,
 )
 from ostinato.distributed.actors import BufferActor, BufferSpec
-from ostinato.distributed.batch_stream import BatchStream, StreamHolder
+from ostinato.distributed.batch_stream import StreamHolder
 from ostinato.distributed.buffer_client import BufferClient
 from ostinato.distributed.deadlines import CALL_TIMEOUT_S, check_call_timeout
 from ostinato.distributed.ray_client import (
@@ -220,9 +220,6 @@ class RayReplayBuffer(RemoteBuffer):
             actor, first_answer([actor.describe.remote()], timeout_s, f"the RayReplayBuffer {names.name!r}"), names
         )
 
-    def _open_stream(self, deadline: Deadline, *, epoch: bool = False) -> BatchStream:
-        return BatchStream(self._client, self._prefetch, deadline, epoch=epoch)
-
     def __getstate__(self) -> dict[str, Any]:
         """A pickled handle reaches the same buffer; batches requested ahead stay with this one."""
         client = self._client
@@ -239,10 +236,14 @@ class RayReplayBuffer(RemoteBuffer):
         """Connect to the actor."""
         self._names, self._is_client, self._prefetch = state["names"], state["client"], state["prefetch"]
         self._client = BufferClient(state["actor"], state["info"], state["call_timeout_s"])
-        self._stream = StreamHolder()
+        self._stream = StreamHolder(self._client, self._prefetch)
         self._updates = UpdateQueue()
 
     _another = "and load a checkpoint into it"
+
+    @property
+    def _call_timeout_s(self) -> float:
+        return self._client.call_timeout_s
 
     def _silent(self) -> object:
         return self._client.callee
@@ -344,7 +345,6 @@ class RayReplayBuffer(RemoteBuffer):
     can_sample = remote(ReplayBuffer.can_sample)
     can_insert = remote(ReplayBuffer.can_insert)
     stats = remote(ReplayBuffer.stats)
-    check = remote(ReplayBuffer.check)
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
@@ -430,7 +430,7 @@ class RayReplayBuffer(RemoteBuffer):
         if max_age is not None or timeout_s is not None:
             msg = "max_age and timeout_s do not apply to batches that were requested earlier: leave prefetch out"
             raise UsageError(msg)
-        batch, info = self._stream.next(self._client, self._open_stream)
+        batch, info = self._stream.next()
         batch = batch if out is None else fill(out, batch)
         return (batch, info) if return_info else batch
 
@@ -448,7 +448,7 @@ class RayReplayBuffer(RemoteBuffer):
         if not self._client.describe()["epochal"]:
             while True:
                 yield self.sample()
-        stream = self._open_stream(self._client.deadline(), epoch=True)
+        stream = self._stream.epoch()
         try:
             yield from stream
         finally:
@@ -498,22 +498,6 @@ class RayReplayBuffer(RemoteBuffer):
         prepare=partial(_full_path, "path"),
         progress=partial(_shown, "export"),
     )
-
-    def shutdown(self, timeout: float | None = None) -> None:
-        """Finish the updates submitted by this handle, then `close`, which does not wait for other handles.
-
-        Args:
-            timeout: Longest wait for these updates, by default `call_timeout_s`, and for Ray to end the actor, by
-                default 10 s. It ends in any case.
-
-        Raises:
-            Exception: the first error of an update, after the actor has ended.
-        """
-        deadline = self._client.deadline(timeout)
-        try:
-            self._settle(deadline)
-        finally:
-            self._end(timeout)
 
     def _end(self, timeout_s: float | None) -> None:
         module = ray()

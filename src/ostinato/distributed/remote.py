@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial, wraps
 from itertools import chain
+from operator import itemgetter
 from types import FunctionType
 from typing import (
     TYPE_CHECKING,
@@ -85,8 +86,8 @@ class Method(NamedTuple):
     """Gets the keyword arguments; returns what shows the progress of the call."""
     via: Callable[..., Any] | None = None
     """Makes the call, with the handle, the deadline and the arguments; None sends it to every actor."""
-    reduce: Callable[[list[Any]], Any] = list
-    """Makes one result of those of several shards."""
+    reduce: Callable[[list[Any]], Any] = itemgetter(0)
+    """Makes one result of those of several shards; by default the first one."""
 
 
 class RemoteCall(Protocol[_P, _R_co]):
@@ -177,7 +178,8 @@ class RemoteProperty(property, Generic[_R]):
             made.prepare(buffer, {})
             buffer.apply(setattr, made.name, value)
 
-        super().__init__(get, None if of.fset is None else set_, doc=of.__doc__)
+        super().__init__(get, None if of.fset is None else set_)
+        self.__doc__ = of.__doc__
 
     def __get__(self, buffer: Any, owner: type | None = None) -> _R:
         """Return the value."""
@@ -242,6 +244,11 @@ class RemoteBuffer(ABC):
     @abstractmethod
     def _silent(self) -> object:
         """Return who does not answer, for messages."""
+
+    @property
+    @abstractmethod
+    def _call_timeout_s(self) -> float:
+        """Time of calls without `timeout_s`."""
 
     @abstractmethod
     def _end(self, timeout_s: float | None) -> None:
@@ -317,6 +324,22 @@ class RemoteBuffer(ABC):
         Waits for an actor that does not answer at most 5 s before it ends it.
         """
         self._end(None)
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """Finish the updates submitted by this handle, then `close`, which does not wait for other handles.
+
+        Args:
+            timeout: Longest wait for these updates, by default `call_timeout_s`, and for Ray to end the actors, by
+                default 10 s. They end in any case.
+
+        Raises:
+            NoAnswerError: The updates are not finished in time.
+            Exception: The first error of an update, after the actors have ended.
+        """
+        try:
+            self._settle(Deadline.of_call(timeout, self._call_timeout_s))
+        finally:
+            self._end(timeout)
 
     # -- names of TorchRL's services ----------------------------------------------------------------------------------
 
@@ -396,6 +419,8 @@ class RemoteBuffer(ABC):
         "of one writer is in one shard, else each shard's part of it counts as a trajectory.",
         reduce=lambda parts: list(chain.from_iterable(parts)),
     )
+
+    check = remote(ReplayBuffer.check)
 
     def __len__(self) -> int:
         """Rows present; in the shards that answer."""

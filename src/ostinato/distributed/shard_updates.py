@@ -36,10 +36,10 @@ __all__ = [
     "ShardInfo",
     "delete_rows",
     "one_shard",
-    "parse_batch_update",
-    "parse_shard_update",
+    "parse_priorities",
+    "update_batch_priorities",
+    "update_priorities",
     "update_shards",
-    "write_priorities",
 ]
 
 
@@ -175,37 +175,39 @@ def _call(shards: ShardClient, name: str, rows: _Rows, *values: Tensor | None) -
 # -- priorities -------------------------------------------------------------------------------------------------------
 
 
-def parse_shard_update(shards: ShardInfo, index: Any, priority: Any, generation: Any) -> PriorityUpdate | None:
-    """Parse the arguments of `update_priority`; None, with a warning, if the shards have no priorities.
+def update_priorities(
+    shards: ShardClient, info: ShardInfo, index: Any, priority: Any = None, generation: Any = None
+) -> None:
+    """Set priorities, each in the shard of its row; those of missing shards are dropped.
+
+    Warns, and does nothing, if the shards have no priorities.
+    """
+    if not info.prioritized:
+        msg = "update_priority() has no effect: the shards' sampler has no priorities; use PrioritizedSampler"
+        warnings.warn(msg, UserWarning, stacklevel=5)
+        shards.check_gone()
+        return
+    update = parse_priorities(info, index, priority, generation)
+    rows = _find_slots(update.slots, shards, info)
+    _call(shards, "update_priority", rows, update.priorities, update.generations)
+
+
+def update_batch_priorities(shards: ShardClient, info: ShardInfo, data: Any) -> None:
+    """Set the priorities of the rows of a sample to those that it holds; see `update_priorities`."""
+    found = priorities_of_batch(data, info.priority_key, info.reduce, 1) if info.prioritized else (data,)
+    update_priorities(shards, info, *found)
+
+
+def parse_priorities(info: ShardInfo, index: Any, priority: Any, generation: Any) -> PriorityUpdate:
+    """Parse the arguments of `update_priority`, before they are divided: errors name the positions given.
 
     Raises:
         UsageError: There are no priorities.
         PriorityError: Priorities are negative or not finite.
         SlotError: An index is negative.
     """
-    if not _has_priorities(shards):
-        return None
-    return _checked(parse_update(index, priority, generation, Slots(), shards.reduce, lambda: shards.steps), shards)
-
-
-def parse_batch_update(shards: ShardInfo, data: Any) -> PriorityUpdate | None:
-    """Parse the argument of `update_tensordict_priority`; see `parse_shard_update`."""
-    if not _has_priorities(shards):
-        return None
-    found = priorities_of_batch(data, shards.priority_key, shards.reduce, 1)
-    return _checked(parse_update(*found, Slots(), shards.reduce, lambda: shards.steps), shards)
-
-
-def _has_priorities(shards: ShardInfo) -> bool:
-    if not shards.prioritized:
-        msg = "update_priority() has no effect: the shards' sampler has no priorities; use PrioritizedSampler"
-        warnings.warn(msg, UserWarning, stacklevel=6)
-    return shards.prioritized
-
-
-def _checked(update: PriorityUpdate, shards: ShardInfo) -> PriorityUpdate:
-    """Check an update before it is divided among shards, so that an error names the positions given."""
-    check_not_negative(update.slots, least=shards.least_index)
+    update = parse_update(index, priority, generation, Slots(), info.reduce, lambda: info.steps)
+    check_not_negative(update.slots, least=info.least_index)
     _check_values(update.priorities)
     return update
 
@@ -213,20 +215,6 @@ def _checked(update: PriorityUpdate, shards: ShardInfo) -> PriorityUpdate:
 def _check_values(priorities: Tensor) -> None:
     if not bool(((priorities >= 0) & (priorities < torch.inf)).all()):
         raise_invalid(priorities)
-
-
-def write_priorities(shards: ShardClient, info: ShardInfo, update: PriorityUpdate | None) -> None:
-    """Set priorities, each in the shard of its row; those of missing shards are dropped.
-
-    Raises:
-        LostBufferError: All shards are gone for good.
-        SlotError: An index names no shard, or no slot of its shard; nothing is changed.
-    """
-    if update is None:
-        shards.check_gone()
-        return
-    rows = _find_slots(update.slots, shards, info)
-    _call(shards, "update_priority", rows, update.priorities, update.generations)
 
 
 # -- conditional updates ----------------------------------------------------------------------------------------------

@@ -38,10 +38,9 @@ from ostinato.distributed.shard_client import ShardClient
 from ostinato.distributed.shard_updates import (
     delete_rows,
     one_shard,
-    parse_batch_update,
-    parse_shard_update,
+    update_batch_priorities,
+    update_priorities,
     update_shards,
-    write_priorities,
 )
 from ostinato.distributed.snapshot import read_age
 from ostinato.distributed.writing import ShardWriter
@@ -54,7 +53,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ostinato.buffers import ConditionalUpdateResult
     from ostinato.buffers.options import AnyBufferOptions
     from ostinato.buffers.rate_limit import RateLimiter
     from ostinato.distributed.actor_names import ActorNames
@@ -91,6 +89,15 @@ def _check_options(
         if checkpoint_every_s is None:
             msg = "max_save_failures counts periodic checkpoints: it needs checkpoint_every_s"
             raise OptionError(msg)
+
+
+def _in_shards(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what calls `function(shards, info, ...)` for a method; see `Method.via`."""
+
+    def call(rb: ShardedReplayBuffer, _: Deadline, *args: Any, **kwargs: Any) -> Any:
+        return function(rb._shards, rb._fleet.info, *args, **kwargs)  # noqa: SLF001 (same module)
+
+    return call
 
 
 # -- the handle -------------------------------------------------------------------------------------------------------
@@ -252,6 +259,10 @@ class ShardedReplayBuffer(RemoteBuffer):
 
     _another = "with resume=True for its rows"
 
+    @property
+    def _call_timeout_s(self) -> float:
+        return self._fleet.call_timeout_s
+
     def _silent(self) -> object:
         return self._shards.name_silent()
 
@@ -259,10 +270,8 @@ class ShardedReplayBuffer(RemoteBuffer):
 
     def _within(self, method: str, time: Time, *, works: bool = False) -> AbstractContextManager[Deadline]:
         """Make the calls in a block end by a deadline: of work, or of a call that the shards answer at once."""
-        limit_s = self._fleet.call_timeout_s
-        if not isinstance(time, Deadline):
-            time = Deadline.of_work(time, limit_s) if works else Deadline.of_call(time, limit_s)
-        return self._shards.within(method, time)
+        make = Deadline.of_work if works else Deadline.of_call
+        return self._shards.within(method, make(time, self._call_timeout_s))
 
     def _call(self, method: Method, time: Time, *args: Any, **kwargs: Any) -> Any:
         works = method.kind == "work"
@@ -307,7 +316,7 @@ class ShardedReplayBuffer(RemoteBuffer):
     @property
     def limiter_counts(self) -> tuple[int, int] | None:
         """Rows written and rows drawn, as the rate limiter counts them for its ratio; None without one."""
-        return None if self._limiter is None else self._limiter.totals(self._fleet.call_timeout_s)
+        return None if self._limiter is None else self._limiter.totals(self._call_timeout_s)
 
     def pinned(self, shard: int) -> ShardedReplayBuffer:
         """Return a handle that writes to one shard, whatever the route; to the next one while that is missing.
@@ -316,20 +325,6 @@ class ShardedReplayBuffer(RemoteBuffer):
             OptionError: There is no such shard.
         """
         return self._handle(sticky=True, home=self._check_shard(shard))
-
-    def shutdown(self, timeout: float | None = None) -> None:
-        """Finish the updates submitted by this handle, then `close`.
-
-        Args:
-            timeout: Longest wait in seconds until Ray has ended the actors; None is 10 s. They end in any case.
-
-        Raises:
-            Exception: The first error of an update, after the actors have ended.
-        """
-        try:
-            self._updates.settle()
-        finally:
-            self._end(timeout)
 
     def apply(self, function: Callable[..., Any], *args: Any, timeout_s: float | None = None) -> list[Any]:
         """Call `function(buffer, *args)` in every present shard, and return the results.
@@ -381,19 +376,6 @@ class ShardedReplayBuffer(RemoteBuffer):
         shard, slots = self._writer.write("extend", data, timeout_s, update_priority=update_priority)
         return join_index(shard, slots)
 
-    def _update_priority(self, _: Deadline, index: Any, priority: Any = None, generation: Any = None) -> None:
-        update = parse_shard_update(self._fleet.info, index, priority, generation)
-        write_priorities(self._shards, self._fleet.info, update)
-
-    def _update_tensordict_priority(self, _: Deadline, data: Any) -> None:
-        write_priorities(self._shards, self._fleet.info, parse_batch_update(self._fleet.info, data))
-
-    def _delete(self, _: Deadline, index: Any, generation: Any = None) -> Tensor:
-        return delete_rows(self._shards, self._fleet.info, index, generation)
-
-    def _update_if_present(self, _: Deadline, **given: Any) -> ConditionalUpdateResult:
-        return update_shards(self._shards, self._fleet.info, **given)
-
     def _synchronize(self, deadline: Deadline) -> None:
         self._settle(deadline)
 
@@ -401,10 +383,10 @@ class ShardedReplayBuffer(RemoteBuffer):
         ReplayBuffer.update_priority,
         note="Priorities of rows in a missing shard are dropped; with generations, so are those of rows that a shard "
         "has lost, even if other rows are in their slots now.",
-        via=_update_priority,
+        via=_in_shards(update_priorities),
     )
     update_tensordict_priority = remote(
-        TensorDictReplayBuffer.update_tensordict_priority, via=_update_tensordict_priority
+        TensorDictReplayBuffer.update_tensordict_priority, via=_in_shards(update_batch_priorities)
     )
     delete = remote(
         ReplayBuffer.delete,
@@ -412,13 +394,13 @@ class ShardedReplayBuffer(RemoteBuffer):
         "that was restarted since are deleted by their slots, whatever rows are there now. Batches prefetched by this "
         "handle are dropped.",
         drops=True,
-        via=_delete,
+        via=_in_shards(delete_rows),
     )
     update_if_present = remote(
         ReplayBuffer.update_if_present,
         note="Rows in a missing shard, or lost with one, count as not there. Each shard changes its rows at one "
         "moment, all shards at once; arguments that are wrong raise before any of them has changed a row.",
-        via=_update_if_present,
+        via=_in_shards(update_shards),
     )
     synchronize = remote(ReplayBuffer.synchronize, via=_synchronize)
 
@@ -535,7 +517,9 @@ class ShardedReplayBuffer(RemoteBuffer):
     def _can_insert(self, _: Deadline, rows: int = 1) -> bool:
         return self._writer.can_write(positive("rows", rows))
 
-    can_sample = remote(ReplayBuffer.can_sample, note="Shards have rows for it, and the limiter.", via=_can_sample)
+    can_sample = remote(
+        ReplayBuffer.can_sample, note="A shard has rows, and the rate limiter of all shards allows it.", via=_can_sample
+    )
     can_insert = remote(ReplayBuffer.can_insert, via=_can_insert)
 
     def __getitem__(self, index: Any) -> Any:

@@ -24,7 +24,7 @@ _MANY_AGE_S = 1.0
 _MAX_BATCHES = 32
 """Batches that one snapshot serves; also batches of one round with prefetch."""
 _FEW_BATCHES = 8
-"""Batches of one round with prefetch and few shards: more hardly reduce the cost of each."""
+"""Batches of one round with prefetch and few shards, or one actor: more hardly reduce the cost of each."""
 _MAX_ROWS = 1 << 15
 """Rows that a shard draws at once for the batches of a snapshot, unless one batch has more."""
 
@@ -43,7 +43,7 @@ def read_age(age_s: Any, shards: int) -> float:
     return float(age_s)
 
 
-def batches_per_round(depth: int, shards: int) -> int:
+def batches_per_round(depth: int, shards: int = 1) -> int:
     """Return how many batches to draw at once if `depth` may be ahead: half of them, at most 8, or 32 of many shards.
 
     The next ones are drawn meanwhile. A round calls each shard about once, so many shards need large rounds.

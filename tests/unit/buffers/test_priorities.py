@@ -26,7 +26,7 @@ from ostinato import (
     TensorDictReplayBuffer,
     TensorStorage,
 )
-from ostinato.distributed.shard_updates import ShardInfo, parse_shard_update
+from ostinato.distributed.shard_updates import ShardInfo, parse_priorities
 from ostinato.errors import (
     KeyMissingError,
     KindError,
@@ -249,7 +249,7 @@ def test_all_kinds_of_buffers_raise_the_same() -> None:
     calls: list[Any] = [plain(4).update_priority, plain(4, shared=True).update_priority]
     for index, priority, generation, error, words in REFUSED:
         raised = set()
-        for call in (*calls, partial(parse_shard_update, shards)):
+        for call in (*calls, partial(parse_priorities, shards)):
             with pytest.raises(error, match=words) as caught:
                 call(index, priority, generation)
             raised.add((type(caught.value), str(caught.value)))
