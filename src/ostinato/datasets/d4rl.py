@@ -12,7 +12,17 @@ from ostinato.datasets.arrays import same_rows
 from ostinato.datasets.checks import READ_ERRORS, Place
 from ostinato.datasets.columns import BlockColumn, MovedColumn
 from ostinato.datasets.dataset import Contents
-from ostinato.datasets.hdf5 import Hdf5File, Hdf5Source, datasets_of, describe, is_hdf5, plain_values, read_all
+from ostinato.datasets.format import Format
+from ostinato.datasets.hdf5 import (
+    Hdf5File,
+    Hdf5Source,
+    datasets_of,
+    describe,
+    is_hdf5,
+    plain_values,
+    read_all,
+    resembles_hdf5,
+)
 from ostinato.datasets.stored import Ends, as_flags
 from ostinato.errors import DamagedFileError, KindError, OptionError, UsageError
 
@@ -22,9 +32,9 @@ if TYPE_CHECKING:
     from ostinato.core.rows import Path as Key
     from ostinato.datasets.checks import Examination
     from ostinato.datasets.columns import DatasetColumn
-    from ostinato.datasets.open import Reading
+    from ostinato.datasets.format import Reading
 
-__all__ = ["examine_d4rl", "read_d4rl", "recognizes_d4rl"]
+__all__ = ["FORMAT", "examine_d4rl", "read_d4rl", "recognizes_d4rl"]
 
 _KEYS: dict[str, Key] = {"observations": ("observation",), "actions": ("action",), "rewards": ("next", "reward")}
 _NEEDED = (*_KEYS, "terminals")
@@ -207,3 +217,14 @@ def _flagged(arrays: dict[str, Any], rows: int) -> list[int]:
     flags[-1] = True
     ends: list[int] = (np.flatnonzero(flags) + 1).tolist()
     return ends
+
+
+FORMAT = Format(
+    "D4RL",
+    recognizes_d4rl,
+    read_d4rl,
+    objects=("h5py.Group",),
+    options=("max_episode_steps",),
+    examine=examine_d4rl,
+    resembles=resembles_hdf5,
+)

@@ -10,17 +10,19 @@ import numpy as np
 
 from ostinato._optional import require
 from ostinato.core.kinds import show_path
-from ostinato.datasets.transitions import Transitions
+from ostinato.datasets.format import Writing
+from ostinato.datasets.transitions import Transitions, with_nested_names
 from ostinato.errors import OptionError, SchemaError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from ostinato.core.rows import Path as FieldPath
     from ostinato.datasets.dataset import DatasetStorage
     from ostinato.durable.progress import Progress
 
-__all__ = ["HdfOptions", "HdfPlan", "plan_d4rl", "plan_robomimic", "write_d4rl", "write_robomimic"]
+__all__ = ["WRITE"]
 
 _CHUNK_BYTES = 32 << 20
 
@@ -179,3 +181,24 @@ def _form(rows: Transitions, path: FieldPath) -> tuple[tuple[int, ...], Any]:
 
 def _create(group: Any, name: str, shape: tuple[int, ...], dtype: Any, options: HdfOptions) -> Any:
     return group.create_dataset(name, shape=shape, dtype=dtype, compression=options.compression)
+
+
+def _prepare_hdf5(dataset: DatasetStorage, given: Mapping[str, Any]) -> Callable[[Path, Progress], None]:
+    for name, known in (("layout", ("robomimic", "d4rl")), ("compression", ("none", "gzip", "lzf"))):
+        if given.get(name, known[0]) not in known:
+            msg = f"{name} must be one of {', '.join(known)}, got {given.get(name)!r}"
+            raise OptionError(msg)
+    compression: Any = given.get("compression", "none")
+    dataset = with_nested_names(dataset, infos=False)
+    options = HdfOptions(None if compression == "none" else compression, given.get("env_args"))
+    if given.get("layout") == "d4rl":
+        if options.env_args is not None:
+            msg = "env_args is for layout='robomimic', D4RL has no place for it: leave it out"
+            raise OptionError(msg)
+        arrays = plan_d4rl(dataset)
+        return lambda place, bar: write_d4rl(dataset, arrays, options, place, bar)
+    fields = plan_robomimic(dataset, options)
+    return lambda place, bar: write_robomimic(dataset, fields, options, place, bar)
+
+
+WRITE = Writing("hdf5", ("layout", "env_args", "compression"), _prepare_hdf5, is_file=True)

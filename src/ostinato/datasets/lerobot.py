@@ -12,7 +12,9 @@ from ostinato.datasets.checks import FirstFault
 from ostinato.datasets.columns import DenseColumn, TensorColumn, TextColumn
 from ostinato.datasets.dataset import Contents
 from ostinato.datasets.decoded import HeapRows
+from ostinato.datasets.format import Format
 from ostinato.datasets.lerobot_metadata import INFO, Metadata
+from ostinato.datasets.lerobot_writer import WRITE
 from ostinato.datasets.parquet import EpisodeFiles, NumberField, PictureColumn, TextBlocks
 from ostinato.datasets.video import VideoColumn
 from ostinato.errors import DamagedFileError, KindError, MissingFileError, SchemaError
@@ -23,10 +25,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato.datasets.columns import DatasetColumn
+    from ostinato.datasets.format import Reading
     from ostinato.datasets.lerobot_metadata import Episodes, Videos
-    from ostinato.datasets.open import Reading
 
-__all__ = ["lerobot_root", "read_lerobot", "recognizes_lerobot", "resembles_lerobot"]
+__all__ = ["FORMAT", "lerobot_root", "read_lerobot", "recognizes_lerobot", "resembles_lerobot"]
 
 _NUMBERS = {
     name: getattr(torch, name)
@@ -264,3 +266,8 @@ def _picture_shape(path: Path, name: str, entry: dict[str, Any]) -> tuple[int, i
     if first in ("channel", "channels") or (first is None and shape[0] in (1, 3, 4) and shape[2] not in (1, 3, 4)):
         return shape[0], shape[1], shape[2]
     return shape[2], shape[0], shape[1]
+
+
+FORMAT = Format(
+    "LeRobot", recognizes_lerobot, read_lerobot, resembles=resembles_lerobot, root=lerobot_root, write=WRITE
+)

@@ -19,9 +19,11 @@ from ostinato.datasets.arrow import column_problem, to_array
 from ostinato.datasets.checks import READ_ERRORS, Pictures, Place, first_line, usual_rows
 from ostinato.datasets.columns import BlockColumn, MovedColumn, TensorColumn, TextColumn
 from ostinato.datasets.dataset import Contents
+from ostinato.datasets.format import Format
 from ostinato.datasets.hdf5 import datasets_of
 from ostinato.datasets.minari_arrow import ArrowEpisodes, arrow_columns, arrow_files
 from ostinato.datasets.minari_hdf5 import Hdf5Episodes
+from ostinato.datasets.minari_writer import WRITE
 from ostinato.datasets.stored import EitherColumn, StoredRows
 from ostinato.errors import DamagedFileError, SchemaError
 
@@ -31,9 +33,9 @@ if TYPE_CHECKING:
     from ostinato.core.rows import Path as Key
     from ostinato.datasets.checks import Examination
     from ostinato.datasets.columns import BlockSource, DatasetColumn
-    from ostinato.datasets.open import Reading
+    from ostinato.datasets.format import Reading
 
-__all__ = ["examine_minari", "read_minari", "recognizes_minari", "resembles_minari"]
+__all__ = ["FORMAT", "examine_minari", "read_minari", "recognizes_minari", "resembles_minari"]
 
 _HDF5 = "main_data.hdf5"
 _FLAGS = {"rewards": "reward", "terminations": "terminated", "truncations": "truncated"}
@@ -414,3 +416,15 @@ def _holds_jpeg(array: Any) -> bool:
         return False
     first = array[0]
     return isinstance(first, np.ndarray) and first.dtype == np.uint8 and first[:2].tobytes() == b"\xff\xd8"
+
+
+FORMAT = Format(
+    "Minari",
+    recognizes_minari,
+    read_minari,
+    objects=("minari.MinariDataset",),
+    examine=examine_minari,
+    resembles=resembles_minari,
+    root=lambda path: path.parent if path.is_file() else path,
+    write=WRITE,
+)

@@ -18,6 +18,7 @@ from ostinato.datasets.cache import OpenHandles
 from ostinato.datasets.checks import READ_ERRORS, Place, first_line, is_picture
 from ostinato.datasets.columns import BlockColumn, TensorColumn
 from ostinato.datasets.dataset import Contents
+from ostinato.datasets.format import Format
 from ostinato.datasets.stored import Pieces, as_block, name_rows, torch_dtype
 from ostinato.durable.progress import PARTS, counted
 from ostinato.errors import DamagedFileError, SchemaError
@@ -30,9 +31,9 @@ if TYPE_CHECKING:
     from ostinato.core.rows import Path as Key
     from ostinato.datasets.checks import Examination, Severity
     from ostinato.datasets.columns import DatasetColumn
-    from ostinato.datasets.open import Reading
+    from ostinato.datasets.format import Reading
 
-__all__ = ["examine_zarr", "read_zarr", "recognizes_zarr", "resembles_zarr"]
+__all__ = ["FORMAT", "examine_zarr", "read_zarr", "recognizes_zarr", "resembles_zarr"]
 
 _ENDS = "meta/episode_ends"
 _SMALL = 16
@@ -416,3 +417,8 @@ def _check_chunks(name: str, array: Any, look: Examination) -> None:
         text = f"{count - there} of {count} chunks have no file, and only their rows are zeros"
         severity: Severity = "warning" if picture or look.is_state(name) else "note"
         look.add("file-missing", text, Place(f"data/{name}", field=name), severity=severity)
+
+
+FORMAT = Format(
+    "Zarr", recognizes_zarr, read_zarr, objects=("zarr.Group",), examine=examine_zarr, resembles=resembles_zarr
+)

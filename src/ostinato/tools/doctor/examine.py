@@ -13,9 +13,7 @@ from ostinato.datasets import open_dataset
 from ostinato.datasets.arrays import examine_mapping
 from ostinato.datasets.checks import READ_ERRORS, Place, first_line
 from ostinato.datasets.hdf5 import resembles_hdf5
-from ostinato.datasets.lerobot import lerobot_root
-from ostinato.datasets.minari import recognizes_minari
-from ostinato.datasets.open import FORMATS, known_formats
+from ostinato.datasets.open import formats, known_formats
 from ostinato.durable.manifest import holds_checkpoint
 from ostinato.durable.progress import Progress
 from ostinato.errors import CheckpointNotFoundError, KindError, MissingExtraError, OptionError, OstinatoError
@@ -30,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ostinato.datasets import DatasetStorage
+    from ostinato.datasets.format import Format
     from ostinato.durable.progress import ProgressOption
     from ostinato.tools.doctor.report import Report
 
@@ -99,8 +98,7 @@ def _examine(source: Any, episode_ends: Any, look: Collected) -> Report:
     if not path.exists():
         msg = f"{path} does not exist: give the folder or file of a dataset"
         raise CheckpointNotFoundError(msg)
-    root = _root(path)
-    kind = next((kind for kind in FORMATS if kind.may_be(root)), None)
+    kind, root = _recognize(path.absolute())
     if kind is None and not _stores(root):
         msg = f"{path} is not a dataset of a known format: these are {', '.join(known_formats())}"
         raise KindError(msg)
@@ -108,10 +106,13 @@ def _examine(source: Any, episode_ends: Any, look: Collected) -> Report:
     return _saved(root, path, look) if checks is None else _files(checks, root, path, look)
 
 
-def _root(path: Path) -> Path:
-    """Return the folder of a dataset whose path is one within it, such as `meta/info.json`; else the path."""
-    path = path.absolute()
-    return lerobot_root(path) or (path.parent if path.is_file() and recognizes_minari(path) else path)
+def _recognize(path: Path) -> tuple[Format | None, Path]:
+    """Return the format of a dataset, maybe damaged, and the path of the whole dataset."""
+    for kind in formats():
+        root = kind.find(path)
+        if root is not None:
+            return kind, root
+    return None, path
 
 
 def _files(checks: Callable[[Path, Collected], str], root: Path, path: Path, look: Collected) -> Report:
