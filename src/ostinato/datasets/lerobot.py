@@ -13,6 +13,7 @@ from ostinato.datasets.columns import DenseColumn, TensorColumn, TextColumn
 from ostinato.datasets.dataset import Contents
 from ostinato.datasets.decoded import HeapRows
 from ostinato.datasets.format import Format
+from ostinato.datasets.lerobot_checks import examine_lerobot
 from ostinato.datasets.lerobot_metadata import INFO, Metadata
 from ostinato.datasets.lerobot_writer import WRITE
 from ostinato.datasets.parquet import EpisodeFiles, NumberField, PictureColumn, TextBlocks
@@ -269,5 +270,11 @@ def _picture_shape(path: Path, name: str, entry: dict[str, Any]) -> tuple[int, i
 
 
 FORMAT = Format(
-    "LeRobot", recognizes_lerobot, read_lerobot, resembles=resembles_lerobot, root=lerobot_root, write=WRITE
+    "LeRobot",
+    recognizes_lerobot,
+    read_lerobot,
+    examine=examine_lerobot,
+    resembles=resembles_lerobot,
+    root=lerobot_root,
+    write=WRITE,
 )

@@ -18,8 +18,6 @@ from ostinato.durable.manifest import holds_checkpoint
 from ostinato.durable.progress import Progress
 from ostinato.errors import CheckpointNotFoundError, KindError, MissingExtraError, OptionError, OstinatoError
 from ostinato.tools.doctor.examination import Collected
-from ostinato.tools.doctor.lerobot import LeRobotTables
-from ostinato.tools.doctor.lerobot_cameras import LeRobotCameras
 from ostinato.tools.doctor.opened import examine_rows
 from ostinato.tools.inspect import is_store
 from ostinato.tools.verify import verify
@@ -102,8 +100,9 @@ def _examine(source: Any, episode_ends: Any, look: Collected) -> Report:
     if kind is None and not _stores(root):
         msg = f"{path} is not a dataset of a known format: these are {', '.join(known_formats())}"
         raise KindError(msg)
-    checks = None if kind is None else _lerobot if kind.name == "LeRobot" else kind.examine
-    return _saved(root, path, look) if checks is None else _files(checks, root, path, look)
+    if kind is None or kind.examine is None:
+        return _saved(root, path, look)
+    return _files(kind.examine, root, path, look)
 
 
 def _recognize(path: Path) -> tuple[Format | None, Path]:
@@ -142,18 +141,6 @@ def _open(path: Path, look: Collected) -> DatasetStorage | None:
         look.add("not-opened", first_line(error), Place(path.name))
         return None
     return dataset
-
-
-def _lerobot(path: Path, look: Collected) -> str:
-    tables = LeRobotTables(path, look)
-    tables.check(look.steps())
-    look.fps = tables.meta.fps
-    cameras = LeRobotCameras(tables, look)
-    cameras.check(look.steps())
-    total = tables.total * (len(tables.meta.cameras) + len(tables.meta.images))
-    words = "" if cameras.decoded == total else " (12 of each episode, of at most 200 episodes; --full decodes all)"
-    look.decoded = f"{cameras.decoded:,} of {number_of(total, 'picture')} decoded{words}" if total else ""
-    return f"lerobot {tables.meta.version}"
 
 
 # -- formats without checks of their own: what Ostinato, RLinf and TorchRL saved ---------------------------------------

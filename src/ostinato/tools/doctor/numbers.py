@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from ostinato.datasets.lerobot_stats import Moments
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Event", "FieldNumbers", "Moments"]
+__all__ = ["Event", "FieldNumbers"]
 
 Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
@@ -21,56 +23,6 @@ _FEW = 16
 """Dimensions with so few values are switches, flags or classes."""
 _MOST_DIMENSIONS = 256
 """Steps are not compared in wider fields."""
-
-
-class Moments:
-    """Count, mean, standard deviation, smallest and largest value of each dimension, without NaN and infinities."""
-
-    def __init__(self, dimensions: int) -> None:
-        self.count = np.zeros(dimensions, np.int64)
-        self.mean = np.zeros(dimensions)
-        self._squares = np.zeros(dimensions)
-        self.low = np.full(dimensions, np.inf)
-        self.high = np.full(dimensions, -np.inf)
-        self.at_low = np.zeros(dimensions, np.int64)
-        self.at_high = np.zeros(dimensions, np.int64)
-
-    @property
-    def std(self) -> Floats:
-        """Standard deviation (of the population)."""
-        deviation: Floats = np.sqrt(self._squares / np.maximum(self.count, 1))
-        return deviation
-
-    def feed(self, values: Floats) -> None:
-        """Add rows `[n, D]`."""
-        valid = np.isfinite(values)
-        if valid.all():
-            count = np.full(values.shape[1], values.shape[0])
-            low, high, clean = values.min(0), values.max(0), values
-        else:
-            count = valid.sum(0)
-            low = np.where(valid, values, np.inf).min(0)
-            high = np.where(valid, values, -np.inf).max(0)
-            clean = np.where(valid, values, 0.0)
-        safe = np.maximum(count, 1)
-        mean = clean.sum(0) / safe
-        squares = (np.where(valid, clean - mean, 0.0) ** 2).sum(0)
-        total = np.maximum(self.count + count, 1)
-        shift = mean - self.mean
-        self._squares += squares + shift**2 * self.count * count / total
-        self.mean += shift * count / total
-        self.count += count
-        self.at_low = self._limit(self.at_low, (values == low).sum(0), low, self.low, lower=True)
-        self.at_high = self._limit(self.at_high, (values == high).sum(0), high, self.high, lower=False)
-        self.low, self.high = np.minimum(self.low, low), np.maximum(self.high, high)
-
-    @staticmethod
-    def _limit(
-        known: NDArray[np.int64], new: NDArray[np.int64], value: Floats, limit: Floats, *, lower: bool
-    ) -> NDArray[np.int64]:
-        beyond = value < limit if lower else value > limit
-        counts: NDArray[np.int64] = np.where(beyond, new, np.where(value == limit, known + new, known))
-        return counts
 
 
 class Event(NamedTuple):
