@@ -8,7 +8,7 @@ import numpy as np
 
 from ostinato._optional import require
 from ostinato.core.options import number_of
-from ostinato.datasets.arrow import column_problem, leaf_type, to_array
+from ostinato.datasets.arrow import WrongValueError, leaf_type, to_array
 from ostinato.datasets.checks import READ_ERRORS, Place, first_line
 from ostinato.datasets.lerobot_cameras import LeRobotCameras
 from ostinato.datasets.lerobot_metadata import INFO, STATISTICS, Metadata, whole_number
@@ -242,19 +242,14 @@ class LeRobotTables:
         arrays = {}
         for name in columns:
             column = batch.column(batch.schema.get_field_index(name))
-            problem = column_problem(column)
-            if problem is not None:
-                check, text, at = problem
-                frame = None if at is None else row + at
-                where = "" if frame is None else f", first in row {frame} of the file"
-                self._once(check, text + where, file, name)
+            try:
+                values = to_array(column)
+            except WrongValueError as error:
+                self._once(error.check, f"{error}, first in row {row + error.row} of the file", file, name)
                 continue
-            values = to_array(column)
             shape = self.meta.shape(name) if name in self.meta.features else (1,)
             size = None if shape is None else int(np.prod(shape, dtype=np.int64))
-            if values is None:
-                continue
-            if size is not None and values.shape[1] != size:
+            if size is not None and len(values) and values.shape[1] != size:
                 text = f"the features say {list(shape or ())}, rows have {number_of(values.shape[1], 'value')}"
                 self._once("shape-mismatch", text, file, name)
             arrays[name] = values

@@ -15,7 +15,7 @@ import torch
 
 from ostinato._optional import require
 from ostinato.core.options import number_of
-from ostinato.datasets.arrow import column_problem, to_array
+from ostinato.datasets.arrow import WrongValueError, to_array
 from ostinato.datasets.checks import READ_ERRORS, Pictures, Place, first_line, usual_rows
 from ostinato.datasets.columns import BlockColumn, MovedColumn, TensorColumn, TextColumn
 from ostinato.datasets.dataset import Contents
@@ -315,16 +315,16 @@ class _Examined:
                 if "binary" in str(column.type):
                     arrays[name] = Pictures(used, lambda picture: _decoded(picture.as_py()))
                 continue
-            problem = column_problem(used)
-            if problem is not None:
-                self._look.add(problem[0], problem[1], place._replace(frame=problem[2], field=name))
+            try:
+                values = to_array(used)
+            except WrongValueError as error:
+                self._look.add(error.check, str(error), place._replace(frame=error.row, field=name))
                 continue
-            values = to_array(used)
+            if not len(values):
+                continue
             shape = self._shapes.get(name)
-            if values is not None and shape is not None and values.shape[1] == np.prod(shape, dtype=np.int64):
-                values = values.reshape(-1, *shape)
-            if values is not None:
-                arrays[name] = values
+            fits = shape is not None and values.shape[1] == np.prod(shape, dtype=np.int64)
+            arrays[name] = values.reshape(-1, *(shape or ())) if fits else values
         return arrays, self._declared(folder, place)
 
     def _declared(self, folder: Path, place: Place) -> int | None:
