@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import zipfile
 import zlib
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, final
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, final
 
 import numpy as np
 
@@ -32,11 +33,14 @@ __all__ = [
     "check_size",
     "first_line",
     "is_picture",
+    "read_file",
+    "read_object",
     "sampled_episodes",
     "sampled_frames",
     "usual_rows",
 ]
 
+T = TypeVar("T")
 Array = np.ndarray[Any, np.dtype[Any]]
 
 Severity: TypeAlias = Literal["error", "warning", "note"]
@@ -291,6 +295,26 @@ class Examination(Faults, Protocol):
 def first_line(error: BaseException) -> str:
     """Return the message of an error on one line, its class if it has none."""
     return (str(error).splitlines() or [""])[0] or type(error).__name__
+
+
+def read_file(root: Path, place: Place, read: Callable[[Path], T], faults: Faults) -> T | None:
+    """Return what a function reads from a file of a dataset; None if it cannot be read."""
+    try:
+        return read(root / (place.file or ""))
+    except FileNotFoundError:
+        faults.add("file-missing", "it is missing: the dataset needs it", place)
+    except READ_ERRORS as error:
+        faults.add("file-unreadable", f"it cannot be read: {first_line(error)}", place)
+    return None
+
+
+def read_object(root: Path, place: Place, faults: Faults) -> dict[str, Any] | None:
+    """Return the object in a file of JSON; None if there is none."""
+    found = read_file(root, place, lambda path: [json.loads(path.read_text("utf-8"))], faults)
+    if found is None or isinstance(found[0], dict):
+        return None if found is None else found[0]
+    faults.add("metadata-invalid", "it is no JSON object", place)
+    return None
 
 
 def usual_rows(sizes: Iterable[int]) -> int:

@@ -7,19 +7,17 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast, final
+from typing import TYPE_CHECKING, Any, NamedTuple, cast, final
 
 import numpy as np
 
 from ostinato._optional import require
-from ostinato.datasets.checks import READ_ERRORS, Place, first_line
+from ostinato.datasets.checks import Place, read_file, read_object
 from ostinato.datasets.lerobot_stats import merged
 from ostinato.durable.progress import PARTS, counted
 from ostinato.errors import DamagedFileError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ostinato.datasets.checks import Faults, Severity
 
 __all__ = [
@@ -34,10 +32,10 @@ __all__ = [
     "whole_number",
 ]
 
-T = TypeVar("T")
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 INFO, STATISTICS = "meta/info.json", "meta/stats.json"
+_STATISTICS_V2 = "meta/episodes_stats.jsonl"
 _EPISODES_V2, _EPISODES_V3 = "meta/episodes.jsonl", "meta/episodes"
 _PLACES = {
     3: {
@@ -208,28 +206,13 @@ class Metadata:
 
     # -- files ---------------------------------------------------------------------------------------------------------
 
-    def _read(self, file: str, read: Callable[[Path], T], *, needed: bool = True) -> T | None:
-        """Return what a function reads from a file; None if it cannot be read."""
-        try:
-            return read(self.root / file)
-        except FileNotFoundError:
-            if needed:
-                self.fault("file-missing", "it is missing: the dataset needs it", file)
-        except READ_ERRORS as error:
-            self.fault("file-unreadable", f"it cannot be read: {first_line(error)}", file)
-        return None
-
     def read_object(self, file: str) -> dict[str, Any]:
         """Return the object in a file of JSON; an empty one if there is none."""
-        found = self._read(file, lambda path: [json.loads(path.read_text("utf-8"))])
-        if found is not None and not isinstance(found[0], dict):
-            self.fault("metadata-invalid", "it is no JSON object", file)
-            return {}
-        return {} if found is None else found[0]
+        return read_object(self.root, Place(file), self._faults) or {}
 
-    def read_lines(self, file: str, *, needed: bool = True) -> list[dict[str, Any]] | None:
+    def read_lines(self, file: str) -> list[dict[str, Any]] | None:
         """Return the objects of a file with one JSON object in each line; None if it cannot be read."""
-        text = self._read(file, lambda path: path.read_text("utf-8"), needed=needed)
+        text = read_file(self.root, Place(file), lambda path: path.read_text("utf-8"), self._faults)
         if text is None:
             return None
         lines = [line for line in text.split("\n") if line.strip()]
@@ -261,7 +244,7 @@ class Metadata:
                 present = [name for name in opened.schema_arrow.names if every or name in columns]
                 return opened.schema_arrow.names, opened.read(columns=present).select(present)
 
-        names, table = self._read(file, read) or ([], None)
+        names, table = read_file(self.root, Place(file), read, self._faults) or ([], None)
         for name in columns if table is not None else ():
             if name not in names:
                 self.fault("metadata-invalid", f"it has no column {name!r}: it has {', '.join(names)}", file, name)
@@ -392,8 +375,8 @@ class Metadata:
         found = Episodes(_EPISODES_V2, numbers, lengths, self._paths("data_path", values), each, videos)
         if every:
             found.tasks = [rows[at].get("tasks") for at in order.tolist()]
-            needed = self.version != "v2.0"
-            lines = self.read_lines("meta/episodes_stats.jsonl", needed=needed) or []
+            missing = self.version == "v2.0" and not (self.root / _STATISTICS_V2).exists()
+            lines = [] if missing else self.read_lines(_STATISTICS_V2) or []
             known = {row.get("episode_index"): row.get("stats") for row in lines}
             found.statistics = [_objects(known.get(number)) for number in numbers.tolist()]
         return found
@@ -508,7 +491,7 @@ class Metadata:
 
     def read_statistics(self) -> dict[str, Any]:
         """Return `meta/stats.json`; of version 2.1, the merged statistics of the episodes."""
-        file = "meta/episodes_stats.jsonl"
+        file = _STATISTICS_V2
         if self.major == 2 and (self.root / file).is_file():
             rows = [row.get("stats", {}) for row in self.read_lines(file) or ()]
             try:
