@@ -130,16 +130,7 @@ def _ends(file: Hdf5File, rows: int, most: int | None, found: set[str]) -> tuple
         stops = np.append(stops, rows)
     drop = "next_observations" not in found
     ends = Ends.of(np.diff(stops, prepend=0), terminated, truncated, drop=drop)
-    if ends.left_out:
-        said.append(
-            "The file has no next_observations: the last row of each episode that was cut off is left out "
-            f"({number_of(ends.left_out, 'row')}), since the observation after it is unknown; the row before it is "
-            "truncated."
-        )
-    if drop and bool(terminated.any()):
-        said.append(
-            "The file has no next_observations: the next observation of a terminated row is its own observation."
-        )
+    said += ends.assumed("next_observations")
     return ends, stops, said
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from ostinato._optional import require
 from ostinato.core.kinds import show_path
+from ostinato.core.options import check_choice
 from ostinato.datasets.format import Writing
 from ostinato.datasets.transitions import Transitions, with_nested_names
 from ostinato.errors import OptionError, SchemaError
@@ -184,14 +185,11 @@ def _create(group: Any, name: str, shape: tuple[int, ...], dtype: Any, options: 
 
 
 def _prepare_hdf5(dataset: DatasetStorage, given: Mapping[str, Any]) -> Callable[[Path, Progress], None]:
-    for name, known in (("layout", ("robomimic", "d4rl")), ("compression", ("none", "gzip", "lzf"))):
-        if given.get(name, known[0]) not in known:
-            msg = f"{name} must be one of {', '.join(known)}, got {given.get(name)!r}"
-            raise OptionError(msg)
-    compression: Any = given.get("compression", "none")
+    layout = check_choice("layout", given.get("layout", "robomimic"), ("robomimic", "d4rl"))
+    compression = check_choice("compression", given.get("compression", "none"), ("none", "gzip", "lzf"))
     dataset = with_nested_names(dataset, infos=False)
     options = HdfOptions(None if compression == "none" else compression, given.get("env_args"))
-    if given.get("layout") == "d4rl":
+    if layout == "d4rl":
         if options.env_args is not None:
             msg = "env_args is for layout='robomimic', D4RL has no place for it: leave it out"
             raise OptionError(msg)

@@ -14,6 +14,7 @@ import numpy as np
 
 from ostinato._optional import require
 from ostinato.core.kinds import show_path
+from ostinato.core.options import check_choice, check_integer, check_number
 from ostinato.core.processes import kept_scheduling
 from ostinato.datasets.format import Writing
 from ostinato.datasets.lerobot_stats import FrameStats, describe_values, merged
@@ -521,19 +522,11 @@ def _check_options(options: LeRobotOptions) -> None:
     Raises:
         OptionError: naming the option.
     """
-    for name, known in (("images", ("video", "png")), ("codec", tuple(CODECS))):
-        if getattr(options, name) not in known:
-            msg = f"{name} must be one of {', '.join(known)}, got {getattr(options, name)!r}"
-            raise OptionError(msg)
-    interval = options.keyframe_interval
-    if type(interval) is not int or interval < 1:
-        msg = f"keyframe_interval must be a number of frames of at least 1, got {interval!r}"
-        raise OptionError(msg)
+    check_choice("images", options.images, ("video", "png"))
+    check_choice("codec", options.codec, tuple(CODECS))
+    check_integer("keyframe_interval", options.keyframe_interval, 1, OptionError)
     for name in ("data_file_mb", "video_file_mb"):
-        value = getattr(options, name)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-            msg = f"{name} must be a positive number of megabytes, got {value!r}"
-            raise OptionError(msg)
+        check_number(name, getattr(options, name), "a positive number of megabytes", lambda size: 0 < size < math.inf)
 
 
 # -- options -----------------------------------------------------------------------------------------------------------
@@ -544,11 +537,8 @@ def _prepare_lerobot(dataset: DatasetStorage, given: Mapping[str, Any]) -> Calla
     if fps is None:
         msg = f"LeRobot needs the frame rate, which the source ({dataset.format}) does not know: give fps="
         raise OptionError(msg)
-    if isinstance(fps, bool) or not isinstance(fps, (int, float)) or not 0 < fps < math.inf:
-        msg = f"fps must be a positive number of rows per second, got {fps!r}"
-        raise OptionError(msg)
     options = LeRobotOptions(
-        float(fps),
+        check_number("fps", fps, "a positive number of rows per second", lambda rate: 0 < rate < math.inf),
         *_tasks(dataset, given),
         given.get("images", "video"),
         given.get("codec", "h264"),

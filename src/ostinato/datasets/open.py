@@ -10,6 +10,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from ostinato.core.options import check_integer, check_number
 from ostinato.core.processes import cores
 from ostinato.datasets import checkpoints, d4rl, lerobot, minari, rlinf, robomimic, zarr
 from ostinato.datasets.arrays import read_arrays
@@ -239,12 +240,9 @@ def _share(contents: Contents, used: set[FieldPath], cache: BlockCache) -> Conte
 
 def _check_budget(max_bytes: int, num_threads: int | None, tolerance_s: Any, max_steps: int | None) -> None:
     for name, value in (("max_bytes", max_bytes), ("num_threads", num_threads), ("max_episode_steps", max_steps)):
-        if value is not None and (type(value) is not int or value < 1):
-            msg = f"{name} must be an integer of at least 1, got {value!r}"
-            raise OptionError(msg)
-    if isinstance(tolerance_s, bool) or not isinstance(tolerance_s, (int, float)) or not 0 < tolerance_s < math.inf:
-        msg = f"tolerance_s must be a positive number of seconds, got {tolerance_s!r}"
-        raise OptionError(msg)
+        if value is not None:
+            check_integer(name, value, 1, OptionError)
+    check_number("tolerance_s", tolerance_s, "a positive number of seconds", lambda seconds: 0 < seconds < math.inf)
 
 
 def _check_cache(source: Any, cache: str | None, cache_dir: str | Path | None) -> None:

@@ -216,14 +216,7 @@ def _ends(demos: _Demos, said: list[str], *, drop: bool) -> Ends:
     else:
         said.append("The file has no dones: every demonstration was cut off at its last row.")
     ends = Ends.of(demos.lengths, terminated, np.zeros(rows, bool), drop=drop)
-    if ends.left_out:
-        said.append(
-            "The file has no next_obs: the last row of each demonstration that was cut off is left out "
-            f"({number_of(ends.left_out, 'row')}), since the observation after it is unknown; the row before it is "
-            "truncated."
-        )
-    if drop and bool(terminated[stops - 1].any()):
-        said.append("The file has no next_obs: the next observation of a last row that is done is its own observation.")
+    said += ends.assumed("next_obs")
     return ends
 
 
