@@ -32,7 +32,7 @@ from ostinato.datasets.cache import BlockCache
 from ostinato.datasets.columns import BlockColumn, DenseColumn, MovedColumn, TensorColumn
 from ostinato.datasets.dataset import Contents
 from ostinato.datasets.decoded import HeapRows
-from ostinato.datasets.open import formats
+from ostinato.datasets.open import registered
 from ostinato.errors import (
     CheckpointError,
     DamagedFileError,
@@ -283,7 +283,7 @@ def test_a_package_adds_a_format_by_an_entry_point(tmp_path: Path, monkeypatch: 
     points = tmp_path / "npz-1.dist-info/entry_points.txt"
     points.write_text("[ostinato.datasets]\nnpz = npz_format:FORMAT\n")
     monkeypatch.syspath_prepend(tmp_path)
-    formats.cache_clear()
+    registered.cache_clear()
     try:
         values = {name: np.random.default_rng(0).normal(size=(50, 2)) for name in ("observation", "action")}
         export({**values, "episode_ends": [20, 50]}, tmp_path / "data", format="npz")
@@ -298,8 +298,8 @@ def test_a_package_adds_a_format_by_an_entry_point(tmp_path: Path, monkeypatch: 
             "episode_000001.npz, episode 1"
         ]
         points.write_text("[ostinato.datasets]\nnpz = npz_format:NAMES\n")
-        formats.cache_clear()
+        registered.cache_clear()
         with pytest.raises(KindError, match=r"npz = npz_format:NAMES of ostinato.datasets must be a Format"):
             open_dataset(tmp_path / "data")
     finally:
-        formats.cache_clear()
+        registered.cache_clear()

@@ -38,9 +38,7 @@ __all__ = [
     "SavedField",
     "map_fields",
     "read_checkpoint",
-    "read_torchrl",
-    "recognizes_checkpoint",
-    "recognizes_torchrl",
+    "rows_by_episode",
     "saved_episodes",
 ]
 

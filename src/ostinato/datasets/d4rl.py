@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ostinato.datasets.columns import DatasetColumn
     from ostinato.datasets.format import Reading
 
-__all__ = ["FORMAT", "examine_d4rl", "read_d4rl", "recognizes_d4rl"]
+__all__ = ["FORMAT"]
 
 _KEYS: dict[str, Key] = {"observations": ("observation",), "actions": ("action",), "rewards": ("next", "reward")}
 _NEEDED = (*_KEYS, "terminals")

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ostinato.datasets.format import Reading
     from ostinato.datasets.lerobot_metadata import Episodes, Videos
 
-__all__ = ["FORMAT", "lerobot_root", "read_lerobot", "recognizes_lerobot", "resembles_lerobot"]
+__all__ = ["FORMAT"]
 
 _NUMBERS = {
     name: getattr(torch, name)

@@ -338,11 +338,12 @@ class Metadata:
             self.fault("metadata-invalid", text, self._table, episode=at, severity=severity)
 
     def _check_bounds(self, found: Episodes, starts: Ints, stops: Ints) -> None:
-        known = np.flatnonzero((starts >= 0) & (stops >= 0))
-        before = 0
-        for at in known[(starts != np.concatenate([[0], stops[:-1]])) | (stops - starts != found.lengths)].tolist():
-            number, length, start, stop = (int(n[at]) for n in (found.numbers, found.lengths, starts, stops))
-            before = int(stops[at - 1]) if at else 0
+        ends = np.concatenate([[0], stops[:-1]])
+        wrong = (starts >= 0) & (stops >= 0) & ((starts != ends) | (stops - starts != found.lengths))
+        for at in np.flatnonzero(wrong).tolist():
+            number, length, start, stop, before = (
+                int(n[at]) for n in (found.numbers, found.lengths, starts, stops, ends)
+            )
             if length not in {-1, stop - start}:
                 text = f"episode {number} of {length} rows is at the rows [{start}, {stop}), which are {stop - start}"
             elif start != before:
@@ -425,17 +426,17 @@ class Metadata:
         return found
 
     def _numbers(self, name: str, tables: Sequence[tuple[str, Any]]) -> np.ndarray[Any, Any]:
-        """Return a column of the episodes; -1 for what is no number."""
-        parts = [np.zeros(0, np.int64)]
+        """Return a column of the episodes; -1 for what is no number, NaN for what is no time."""
+        parts, missing = [np.zeros(0, np.int64)], math.nan if name.endswith("timestamp") else -1
         for file, table in tables:
-            values = np.full(table.num_rows, -1)
+            values = np.full(table.num_rows, missing)
             if name in table.column_names:
                 found = table.column(name).to_numpy()
                 good = np.isfinite(found) if found.dtype.kind in "iuf" else np.zeros(found.shape, bool)
                 if not good.all():
                     text = f"column {name!r} must have a number for each episode"
                     self.fault("metadata-invalid", text, file, name)
-                values = np.where(good, found, -1) if found.dtype.kind in "iuf" else values
+                values = np.where(good, found, missing) if found.dtype.kind in "iuf" else values
             parts.append(values)
         return np.concatenate(parts)
 
@@ -510,10 +511,10 @@ class Metadata:
             entry.start, entry.stop = _known(found.starts, at), _known(found.stops, at)
             entry.statistics = found.statistics[at]
             for camera, videos in found.videos.items():
-                file = _name(videos.files, videos.file_of[at])
-                if file is not None:
-                    stop = None if videos.end is None else float(videos.end[at])
-                    entry.clips[camera] = Clip(file, float(videos.begin[at]), stop)
+                file, start = _name(videos.files, videos.file_of[at]), float(videos.begin[at])
+                stop = None if videos.end is None else float(videos.end[at])
+                if file is not None and math.isfinite(start) and (stop is None or math.isfinite(stop)):
+                    entry.clips[camera] = Clip(file, start, stop)
             rows.append(entry)
         return rows
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ostinato.datasets.dataset import Contents, Fields
     from ostinato.durable.progress import ProgressOption
 
-__all__ = ["FORMATS", "format_of", "formats", "known_formats", "open_dataset"]
+__all__ = ["FORMATS", "format_of", "formats", "known_formats", "open_dataset", "registered"]
 
 DEFAULT_BYTES = 1 << 30
 _DENSE_SHARE = 4
@@ -55,19 +55,25 @@ _GROUP = "ostinato.datasets"
 """Entry points of other packages, each a `Format`."""
 
 
+def formats() -> Iterator[Format]:
+    """Yield all formats: those of this library, then those of other packages, which are imported only then."""
+    yield from FORMATS
+    yield from registered()
+
+
 @cache
-def formats() -> tuple[Format, ...]:
-    """Return all formats: those of this library, then those of other packages.
+def registered() -> tuple[Format, ...]:
+    """Return the formats of other packages.
 
     Raises:
         KindError: if an entry point is no `Format`.
     """
-    others = [(point, point.load()) for point in entry_points(group=_GROUP)]
-    for point, kind in others:
+    found = [(point, point.load()) for point in entry_points(group=_GROUP)]
+    for point, kind in found:
         if not isinstance(kind, Format):
             msg = f"the entry point {point.name} = {point.value} of {_GROUP} must be a Format, got {kind!r}"
             raise KindError(msg)
-    return (*FORMATS, *(kind for _, kind in others))
+    return tuple(kind for _, kind in found)
 
 
 def format_of(path: Path) -> str | None:

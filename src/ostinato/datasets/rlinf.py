@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ostinato.trajectories.index import Entry, TrajectoryData
     from ostinato.trajectories.layout import Signature
 
-__all__ = ["FORMAT", "read_rlinf", "recognizes_rlinf"]
+__all__ = ["FORMAT", "read_rlinf"]
 
 _NAMES: dict[str, FieldPath] = {
     "actions": ("action",),

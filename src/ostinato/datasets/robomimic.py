@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ostinato.datasets.columns import DatasetColumn
     from ostinato.datasets.format import Reading
 
-__all__ = ["FORMAT", "examine_robomimic", "read_robomimic", "recognizes_robomimic"]
+__all__ = ["FORMAT"]
 
 _DEMO = re.compile(r"demo_(\d+)")
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ostinato.datasets.columns import DatasetColumn
     from ostinato.datasets.format import Reading
 
-__all__ = ["FORMAT", "examine_zarr", "read_zarr", "recognizes_zarr", "resembles_zarr"]
+__all__ = ["FORMAT"]
 
 _ENDS = "meta/episode_ends"
 _SMALL = 16
