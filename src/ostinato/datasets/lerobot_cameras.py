@@ -106,8 +106,7 @@ class LeRobotCameras:
             yield len(episodes)
 
     def _check_declared(self, name: str) -> None:
-        info = self._meta.features[name].get("info") or self._meta.features[name].get("video_info") or {}
-        declared = info.get("video.fps") if isinstance(info, dict) else None
+        declared = self._meta.video_info(name).get("video.fps")
         if isinstance(declared, (int, float)) and self._meta.fps is not None and declared != self._meta.fps:
             text = f"video.fps is {declared:g}, the fps of the dataset {self._meta.fps:g}"
             self._examination.add("video-rate", text, Place(INFO, camera=name), severity="warning")
@@ -136,16 +135,11 @@ class LeRobotCameras:
         return header if self._check_rate(header, place) else None
 
     def _check_format(self, name: str, header: VideoHeader, place: Place) -> None:
-        entry = self._meta.features[name]
-        shape, names = self._meta.shape(name), entry.get("names")
-        if shape is not None and len(shape) == 3:
-            first = isinstance(names, list) and bool(names) and str(names[0]).startswith("c")
-            size = shape[1:] if first or (shape[0] in {1, 3} and shape[2] not in {1, 3}) else shape[:2]
-            if size != (header.height, header.width):
-                text = f"the video has {header.height}x{header.width} pixels, the features say {size[0]}x{size[1]}"
-                self._examination.add("video-size", text, place)
-        info = entry.get("info") or entry.get("video_info") or {}
-        declared = str(info.get("video.codec", "")) if isinstance(info, dict) else ""
+        shape = self._meta.picture_shape(name)
+        if shape is not None and shape[1:] != (header.height, header.width):
+            text = f"the video has {header.height}x{header.width} pixels, the features say {shape[1]}x{shape[2]}"
+            self._examination.add("video-size", text, place)
+        declared = str(self._meta.video_info(name).get("video.codec", ""))
         if declared and _CODECS.get(declared, declared) != header.codec:
             text = f"the video is {header.codec}, the features say {declared}"
             self._examination.add("video-codec", text, place, severity="note")
@@ -280,8 +274,8 @@ class LeRobotCameras:
         except READ_ERRORS as error:
             self._examination.add("file-unreadable", f"not a readable picture: {error}", place)
             return None
-        shape = self._meta.shape(name)
-        if shape is not None and len(shape) == 3 and gray.shape not in {shape[:2], shape[1:]}:
-            text = f"the picture has {gray.shape[0]}x{gray.shape[1]} pixels, the features say {list(shape)}"
+        shape = self._meta.picture_shape(name)
+        if shape is not None and gray.shape != shape[1:]:
+            text = f"the picture has {gray.shape[0]}x{gray.shape[1]} pixels, the features say {shape[1]}x{shape[2]}"
             self._examination.add("video-size", text, place)
         return gray

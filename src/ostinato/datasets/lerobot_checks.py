@@ -11,7 +11,7 @@ from ostinato.core.options import number_of
 from ostinato.datasets.arrow import WrongValueError, leaf_type, to_array
 from ostinato.datasets.checks import READ_ERRORS, Place, first_line
 from ostinato.datasets.lerobot_cameras import LeRobotCameras
-from ostinato.datasets.lerobot_metadata import INFO, STATISTICS, Metadata, whole_number
+from ostinato.datasets.lerobot_metadata import INFO, STATISTICS, Metadata
 from ostinato.datasets.lerobot_stats import Moments, wrong_statistics
 
 if TYPE_CHECKING:
@@ -100,16 +100,12 @@ class LeRobotTables:
             meta.fault("file-missing", "without it nothing is normalized", STATISTICS, severity="warning")
 
     def _check_counts(self) -> None:
-        info, episodes = self.meta.info, len(self.entries)
-        found: dict[str, tuple[int, str]] = {"total_episodes": (episodes, "the table of episodes has {}")}
+        info, episodes, count = self.meta.info, len(self.entries), self.meta.check_count
+        count("total_episodes", episodes, f"the table of episodes has {episodes:,}")
         if self._complete:
-            found["total_frames"] = (self.total, "the tables have {} rows")
+            count("total_frames", self.total, f"the tables have {self.total:,} rows")
         if self.tasks is not None:
-            found["total_tasks"] = (len(self.tasks), "the table of tasks has {}")
-        for key, (count, words) in found.items():
-            if info and whole_number(info.get(key)) != count:
-                text = f"{key} is {info.get(key)!r}, but {words.format(f'{count:,}')}"
-                self._look.add("count-mismatch", text, Place(file=INFO, field=key))
+            count("total_tasks", len(self.tasks), f"the table of tasks has {len(self.tasks):,}")
         videos = len(self.meta.cameras) * episodes
         if "total_videos" in info and info["total_videos"] != videos:
             text = f"total_videos is {info['total_videos']!r}, but {videos:,} belong to the episodes"
@@ -253,9 +249,6 @@ class LeRobotTables:
                 text = f"the features say {list(shape or ())}, rows have {number_of(values.shape[1], 'value')}"
                 self._once("shape-mismatch", text, file, name)
             arrays[name] = values
-        arrays["episode_index"] = arrays.get("episode_index", np.zeros((0, 0)))
-        if arrays["episode_index"].shape[0] != batch.num_rows:
-            del arrays["episode_index"]
         return arrays
 
     # -- one episode ---------------------------------------------------------------------------------------------------

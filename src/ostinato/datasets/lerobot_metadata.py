@@ -29,7 +29,6 @@ __all__ = [
     "Metadata",
     "Paths",
     "Videos",
-    "whole_number",
 ]
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
@@ -152,11 +151,6 @@ class EpisodeEntry:
     statistics: Mapping[str, dict[str, Any]] = field(default_factory=dict)
 
 
-def whole_number(value: Any) -> int | None:
-    """Return an integer, None for what is none."""
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
 @final
 class Metadata:
     """The folder `meta` of a dataset. What is missing or wrong is a fault; usual values stand in its place.
@@ -271,6 +265,12 @@ class Metadata:
                 text = f"feature {name!r} must have a dtype and a shape of integers, got {entry!r}"
                 self.fault("metadata-invalid", text, INFO, name)
 
+    def check_count(self, name: str, count: int, words: str, default: int | None = None) -> None:
+        """Compare a count of `meta/info.json` with another; `words` say where that is from."""
+        said = self.info.get(name, default)
+        if self.info and said != count:
+            self.fault("count-mismatch", f"it gives {name} {said!r}, but {words}", INFO, name)
+
     @property
     def cameras(self) -> list[str]:
         """Features that are videos."""
@@ -286,6 +286,21 @@ class Metadata:
         shape = self.features[name].get("shape")
         valid = isinstance(shape, list) and all(type(size) is int and size >= 0 for size in shape)
         return tuple(shape) if valid and shape is not None else None
+
+    def picture_shape(self, name: str) -> tuple[int, int, int] | None:
+        """Return `(C, H, W)` of a camera, None if the metadata does not say."""
+        shape, names = self.shape(name), self.features[name].get("names")
+        if shape is None or len(shape) != 3 or 0 in shape:
+            return None
+        first = names[0] if isinstance(names, list) and len(names) == 3 else None
+        if first in ("channel", "channels") or (first is None and shape[0] in (1, 3, 4) and shape[2] not in (1, 3, 4)):
+            return shape[0], shape[1], shape[2]
+        return shape[2], shape[0], shape[1]
+
+    def video_info(self, name: str) -> dict[str, Any]:
+        """Return what is said of the videos of a camera: its `video.fps`, `video.codec` and others."""
+        found: Any = self.features[name].get("info") or self.features[name].get("video_info")
+        return found if isinstance(found, dict) else {}
 
     def _paths(self, key: str, values: Sequence[Mapping[str, Any]]) -> Paths:
         """Return the paths of files by a template; none if it is wrong."""

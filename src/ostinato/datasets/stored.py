@@ -29,6 +29,7 @@ __all__ = [
     "StoredRows",
     "as_block",
     "as_flags",
+    "last_rows",
     "name_rows",
     "torch_dtype",
 ]
@@ -228,6 +229,13 @@ def as_flags(values: np.ndarray[Any, Any], place: str) -> np.ndarray[Any, np.dty
         msg = f"{place}, row {wrong[0]}: a flag must be 0 or 1, got {flat[wrong[0], 0]}"
         raise DamagedFileError(msg)
     return flat[:, 0].astype(np.bool_)
+
+
+def last_rows(lengths: Tensor) -> TensorColumn:
+    """Return whether a row is the last one of its episode, from the rows of each episode, int64 `[episodes]`."""
+    ends = torch.zeros(int(lengths.sum()), dtype=torch.bool, device="cpu")
+    ends[lengths.cumsum(0) - 1] = True
+    return TensorColumn(ends)
 
 
 @final

@@ -50,8 +50,6 @@ class FieldNumbers:
 
     def __init__(self, dimensions: int, *, steps: bool) -> None:
         self.moments = Moments(dimensions)
-        self.nan = 0
-        self.infinite = 0
         self._steps = steps and dimensions <= _MOST_DIMENSIONS
         self._rows = 0
         self._values = _Spaced(dimensions)
@@ -116,11 +114,12 @@ class FieldNumbers:
         if some.any():
             usual[some] = np.nanquantile(moving[:, some], 0.9, axis=0)
         often = np.quantile(sizes, 0.99, axis=0) if sizes.shape[0] >= 1000 else usual
-        return np.maximum(np.maximum(usual, often), 0.02 * self._spread())
+        return np.maximum(np.maximum(usual, often), 0.02 * self._spread(0.005))
 
-    def _spread(self) -> Floats:
+    def _spread(self, outside: float) -> Floats:
+        """Return the range of each dimension without a share of the values at both ends."""
         values = np.where(np.isfinite(self.sample), self.sample, 0.0)
-        low, high = np.quantile(values, (0.005, 0.995), axis=0)
+        low, high = np.quantile(values, (outside, 1 - outside), axis=0)
         spread: Floats = high - low
         return spread
 
@@ -128,7 +127,7 @@ class FieldNumbers:
         """Return steps that are far larger than the others of their dimension; few of each dimension."""
         if self._differences.rows.shape[0] < 20:
             return []
-        scale, spread, distinct = self._scale(), self._middle_spread(), self.distinct()
+        scale, spread, distinct = self._scale(), self._spread(0.02), self.distinct()
         moving = (self._differences.rows > 0).sum(0)
         least = np.maximum(8 * scale, self._above_gap())
         found: list[Event] = []
@@ -157,12 +156,6 @@ class FieldNumbers:
         last = gaps.shape[0] - 1 - np.argmax(gaps[::-1], 0)
         sizes: Floats = np.where(gaps.any(0), top[last, np.arange(top.shape[1])], np.inf)
         return sizes
-
-    def _middle_spread(self) -> Floats:
-        values = np.where(np.isfinite(self.sample), self.sample, 0.0)
-        low, high = np.quantile(values, (0.02, 0.98), axis=0)
-        spread: Floats = high - low
-        return spread
 
 
 def _join(found: list[Event], event: Event) -> None:
