@@ -144,7 +144,7 @@ from pathlib import Path
 from tests.datasets.videos import pictures, write_video
 from tests.datasets.test_video import following, say
 from ostinato.datasets.cache import BlockCache
-from ostinato.datasets.open import Reading
+from ostinato.datasets.format import Reading
 from ostinato.datasets.video import VideoColumn
 path = Path(sys.argv[1])
 write_video(path, pictures(40, 240, 320), fps=30, keyframes=2, codec="mpeg4")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +24,7 @@ from ostinato import (
     SliceSampler,
     SliceSamplerWithoutReplacement,
     TensorDictReplayBuffer,
+    export,
     open_dataset,
 )
 from ostinato.core.rows import Leaf
@@ -29,7 +32,18 @@ from ostinato.datasets.cache import BlockCache
 from ostinato.datasets.columns import BlockColumn, DenseColumn, MovedColumn, TensorColumn
 from ostinato.datasets.dataset import Contents
 from ostinato.datasets.decoded import HeapRows
-from ostinato.errors import CheckpointError, KeyMissingError, OptionError, SchemaError, SlotError, UsageError
+from ostinato.datasets.open import registered
+from ostinato.errors import (
+    CheckpointError,
+    DamagedFileError,
+    KeyMissingError,
+    KindError,
+    OptionError,
+    SchemaError,
+    SlotError,
+    UsageError,
+)
+from ostinato.tools import examine
 
 from ..tags import same_state
 from .builders import last_rows
@@ -37,7 +51,6 @@ from .samples import flat
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from ostinato.datasets.columns import DatasetColumn
 
@@ -258,3 +271,35 @@ def test_a_block_above_the_budget_takes_the_place_of_no_other() -> None:
     assert "small" in cache
     assert "large" not in cache
     assert cache.nbytes == 80
+
+
+def test_a_package_adds_a_format_by_an_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (Path(__file__).parents[2] / "docs/datasets.md").read_text()
+    module = re.findall(r"```python\n(.*?)```", text[text.index("## Add a format") :], flags=re.DOTALL)[0]
+    assert module.count("\n") <= 120
+    (tmp_path / "npz_format.py").write_text(module)
+    (tmp_path / "npz-1.dist-info").mkdir()
+    (tmp_path / "npz-1.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: npz\nVersion: 1\n")
+    points = tmp_path / "npz-1.dist-info/entry_points.txt"
+    points.write_text("[ostinato.datasets]\nnpz = npz_format:FORMAT\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    registered.cache_clear()
+    try:
+        values = {name: np.random.default_rng(0).normal(size=(50, 2)) for name in ("observation", "action")}
+        export({**values, "episode_ends": [20, 50]}, tmp_path / "data", format="npz")
+        dataset = open_dataset(tmp_path / "data")
+        assert (dataset.format, dataset.episode_lengths.tolist()) == ("npz", [20, 30])
+        np.testing.assert_array_equal(dataset["action"], values["action"])
+        assert examine(tmp_path / "data").ok
+        (tmp_path / "data/episode_000001.npz").write_bytes(b"nothing")
+        with pytest.raises(DamagedFileError, match=r"episode_000001\.npz: it cannot be read"):
+            open_dataset(tmp_path / "data")
+        assert [f.place for f in examine(tmp_path / "data").findings if f.severity == "error"] == [
+            "episode_000001.npz, episode 1"
+        ]
+        points.write_text("[ostinato.datasets]\nnpz = npz_format:NAMES\n")
+        registered.cache_clear()
+        with pytest.raises(KindError, match=r"npz = npz_format:NAMES of ostinato.datasets must be a Format"):
+            open_dataset(tmp_path / "data")
+    finally:
+        registered.cache_clear()

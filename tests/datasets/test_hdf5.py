@@ -84,7 +84,7 @@ def test_d4rl_ends_that_no_flag_tells(tmp_path: Path) -> None:
     dataset = open_dataset(model.path, max_episode_steps=5)
     assert dataset.episode_lengths.tolist() == [4, 3, 4, 4, 2]
     assert "after 5 steps, as max_episode_steps says" in dataset.assumptions[0]
-    with pytest.raises(OptionError, match="at least 1"):
+    with pytest.raises(OptionError, match="positive integer"):
         open_dataset(model.path, max_episode_steps=0)
     with pytest.raises(OptionError, match=r"filter_key is for robomimic, got filter_key='train' .* D4RL"):
         open_dataset(model.path, filter_key="train")
@@ -296,7 +296,7 @@ def test_robomimic_demonstrations_that_are_not_done_were_cut_off(tmp_path: Path)
     assert dataset["next", "terminated"].nonzero().flatten().tolist() == [3, 7, 10]
     said = " ".join(dataset.assumptions)
     assert "before the last one of their demonstration are done, too (1 row)" in said
-    assert "each demonstration that was cut off is left out (1 row)" in said
+    assert "each episode that was cut off is left out (1 row)" in said
     dataset.close()
     with h5py.File(model.path, "a") as file:
         for n in range(3):

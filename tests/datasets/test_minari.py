@@ -240,5 +240,5 @@ def test_damaged_episodes_of_arrow_are_named(tmp_path: Path, kind: str) -> None:
     with pytest.raises(DamagedFileError, match=f"data/1 has no {kind} file"):
         dataset[6]
     (folder / "metadata.json").write_text("{}")
-    with pytest.raises(DamagedFileError, match=r"1/metadata.json does not tell the steps"):
+    with pytest.raises(DamagedFileError, match=r"1/metadata.json: total_steps must be"):
         open_dataset(model.path)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ostinato.core.processes import kept_scheduling
 from ostinato.datasets.cache import BlockCache
-from ostinato.datasets.open import Reading
+from ostinato.datasets.format import Reading
 from ostinato.datasets.video import VideoColumn
 from ostinato.errors import DamagedFileError, MissingFileError, SchemaError
 

@@ -1,4 +1,4 @@
-"""Arrow columns as NumPy arrays, for tables that need not be what their metadata says."""
+"""Arrow columns of numbers, and of nested lists of them, as arrays; what cannot be one is told with its row."""
 
 from __future__ import annotations
 
@@ -7,14 +7,27 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ostinato._optional import require
-from ostinato.core.options import number_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["column_problem", "leaf_type", "to_array"]
+__all__ = ["WrongValueError", "first_null", "flat_values", "leaf_type", "to_array"]
 
 _NAMES = {"float": "float32", "double": "float64", "halffloat": "float16", "large_string": "string"}
+
+
+class WrongValueError(ValueError):
+    """A value of a column that is not what is expected.
+
+    Args:
+        row: its row, counted from the first one of the column.
+        what: what is wrong.
+        check: the check that finds it.
+    """
+
+    def __init__(self, row: int, what: str, check: str = "dtype-mismatch") -> None:
+        super().__init__(what)
+        self.row, self.check = row, check
 
 
 def leaf_type(kind: Any) -> str:
@@ -29,55 +42,51 @@ def leaf_type(kind: Any) -> str:
     return _NAMES.get(str(kind), str(kind))
 
 
-def to_array(column: Any) -> np.ndarray[Any, Any] | None:
-    """Return `[n, values]` of an Arrow array of numbers or of nested lists of them; None where `column_problem` is."""
-    rows = len(column)
-    flat, _ = _flatten(column)
-    if flat is None or not rows or len(flat) % rows:
-        return None
-    values: np.ndarray[Any, Any] = flat.to_numpy(zero_copy_only=False)
-    return values.reshape(rows, -1) if values.dtype.kind in "biuf" else None
+def first_null(array: Any) -> int:
+    """Return the first row of an Arrow array that has no value."""
+    return int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
 
 
-def column_problem(column: Any) -> tuple[str, str, int | None] | None:
-    """Return why rows of a column cannot be an array, None if they can.
+def flat_values(array: Any, shape: Sequence[int] | None = None) -> tuple[Any, int]:
+    """Return the numbers in an Arrow array, or in nested lists of them, and how many each row has.
 
-    Returns:
-        The check, the message, and the first row that it is about.
+    Args:
+        array: the array, or one of an extension type of matrices.
+        shape: of a row, nested once for each dimension; None for that of the first row.
+
+    Raises:
+        WrongValueError: if there is no value, another number of values, or no numbers.
     """
-    flat, problem = _flatten(column)
-    if problem is not None:
-        return problem
-    if flat is not None and leaf_type(flat.type) not in _NUMBERS:
-        return "dtype-mismatch", f"holds {leaf_type(flat.type)}, not numbers", None
-    return None
-
-
-_NUMBERS = {"bool", "float16", "float32", "float64"} | {f"{sign}int{n}" for sign in ("", "u") for n in (8, 16, 32, 64)}
-
-
-def _flatten(column: Any) -> tuple[Any, tuple[str, str, int | None] | None]:
-    types, compute = require("pyarrow.types", "lerobot"), require("pyarrow.compute", "lerobot")
-    rows, level = len(column), column
+    types = require("pyarrow.types", "lerobot")
+    left, each = list(shape or ()), 1
     while True:
-        if level.null_count:
-            at = int(np.flatnonzero(level.is_null().to_numpy(zero_copy_only=False))[0])
-            row = at * rows // max(len(level), 1)
-            return None, ("value-null", f"{number_of(level.null_count, 'value')}, which are null", row)
-        kind = level.type
-        if types.is_fixed_size_list(kind):
-            level = level.flatten()
-        elif types.is_list(kind) or types.is_large_list(kind):
-            sizes = compute.list_value_length(level).to_numpy(zero_copy_only=False)
-            other = _first_other(sizes)
-            if other is not None:
-                text = f"lists have {number_of(sizes[other], 'value')}, those before {sizes[0]}"
-                return None, ("shape-mismatch", text, other * rows // max(len(level), 1))
-            level = level.flatten()
-        else:
-            return level, None
+        array = getattr(array, "storage", array)
+        if array.null_count:
+            raise WrongValueError(first_null(array) // each, "there is no value (null)", "value-null")
+        fixed = types.is_fixed_size_list(array.type)
+        if not (fixed or types.is_list(array.type) or types.is_large_list(array.type)):
+            break
+        counts = np.full(len(array), array.type.list_size) if fixed else np.diff(array.offsets.to_numpy())
+        size = int(counts[:1].sum()) if shape is None else left.pop(0) if left else 1
+        wrong = np.flatnonzero(counts != size)
+        if wrong.shape[0]:
+            expected = f"those before have {size}" if shape is None else f"the shape {list(shape)} asks for {size}"
+            what = f"a list of {counts[wrong[0]]} values, where {expected}"
+            raise WrongValueError(int(wrong[0]) // max(each, 1), what, "shape-mismatch")
+        array, each = array.flatten(), each * size
+    if not (types.is_integer(array.type) or types.is_floating(array.type) or types.is_boolean(array.type)):
+        raise WrongValueError(0, f"values are of type {array.type}, not numbers")
+    if int(np.prod(left, dtype=np.int64)) != 1:
+        raise WrongValueError(0, f"{each} values, where the shape {list(shape or ())} is described", "shape-mismatch")
+    return array, each
 
 
-def _first_other(sizes: Sequence[int] | np.ndarray[Any, Any]) -> int | None:
-    other = np.flatnonzero(np.asarray(sizes) != sizes[0]) if len(sizes) else np.zeros(0, int)
-    return int(other[0]) if other.shape[0] else None
+def to_array(column: Any) -> np.ndarray[Any, Any]:
+    """Return an Arrow array of numbers, or of nested lists of them, as `[n, values]`.
+
+    Raises:
+        WrongValueError: see `flat_values`.
+    """
+    flat, each = flat_values(column)
+    values: np.ndarray[Any, Any] = flat.to_numpy(zero_copy_only=False)
+    return values.reshape(len(column), each)

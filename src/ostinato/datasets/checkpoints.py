@@ -12,6 +12,7 @@ from ostinato.core.options import number_of
 from ostinato.core.records import Run
 from ostinato.core.rows import Leaf, column_name
 from ostinato.datasets.dataset import Contents
+from ostinato.datasets.format import Format
 from ostinato.datasets.torchrl_rows import read_rows
 from ostinato.durable import CheckpointReader
 from ostinato.durable.arrays import DTYPES
@@ -29,15 +30,15 @@ if TYPE_CHECKING:
 
     from ostinato.core.rows import Path as FieldPath
     from ostinato.datasets.columns import DatasetColumn
-    from ostinato.datasets.open import Reading
+    from ostinato.datasets.format import Reading
 
 __all__ = [
+    "OSTINATO",
+    "TORCHRL",
     "SavedField",
     "map_fields",
     "read_checkpoint",
-    "read_torchrl",
-    "recognizes_checkpoint",
-    "recognizes_torchrl",
+    "rows_by_episode",
     "saved_episodes",
 ]
 
@@ -369,3 +370,7 @@ def _left_out(storage: dict[str, Any]) -> list[str]:
         "of Python objects": list(storage.get("objects") or ()),
     }
     return [f"Fields {what} are left out: {', '.join(map(str, names))}." for what, names in kinds.items() if names]
+
+
+OSTINATO = Format("Ostinato", recognizes_checkpoint, read_checkpoint)
+TORCHRL = Format("TorchRL", recognizes_torchrl, read_torchrl)

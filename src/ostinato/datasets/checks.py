@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import zipfile
 import zlib
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, final
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, final
 
 import numpy as np
 
@@ -15,10 +16,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
+    from ostinato.datasets.lerobot_stats import Moments
+
 __all__ = [
     "CHECKS",
     "READ_ERRORS",
     "WHOLE",
+    "Camera",
     "Check",
     "Examination",
     "Faults",
@@ -29,9 +33,14 @@ __all__ = [
     "check_size",
     "first_line",
     "is_picture",
+    "read_file",
+    "read_object",
+    "sampled_episodes",
+    "sampled_frames",
     "usual_rows",
 ]
 
+T = TypeVar("T")
 Array = np.ndarray[Any, np.dtype[Any]]
 
 Severity: TypeAlias = Literal["error", "warning", "note"]
@@ -41,6 +50,9 @@ READ_ERRORS: tuple[type[Exception], ...] = (OSError, ValueError, RuntimeError, L
 READ_ERRORS += (EOFError, ArithmeticError, MemoryError, SyntaxError, zipfile.BadZipFile, zlib.error)
 """What libraries raise for damaged files."""
 
+_FRAMES_PER_EPISODE = 12
+_MOST_FRAMES = 2400
+"""Frames of each camera that are decoded unless all are."""
 _PLAUSIBLE_BYTES = 64 << 20
 _MOST_COMPRESSED = 2000
 
@@ -181,11 +193,40 @@ class FirstFault:
             raise (MissingFileError if check == "file-missing" else DamagedFileError)(msg)
 
 
+class Camera(Protocol):
+    """An examination of the pictures of one camera."""
+
+    name: str
+    decoded: int
+    """Number of pictures seen."""
+
+    @property
+    def brightness(self) -> Array:
+        """Mean of each picture seen, from 0 to 255 `[n]`."""
+
+    def episode(
+        self, number: int, rows: int, start: int, frames: Iterable[tuple[int, Array]], file: str | None
+    ) -> None:
+        """Examine pictures of one episode.
+
+        Args:
+            number: position of the episode.
+            rows: its number of rows.
+            start: its first row in the dataset.
+            frames: rows of the episode and their pictures, gray uint8 `[H, W]`, in ascending order.
+            file: where they lie.
+        """
+
+
 class Examination(Faults, Protocol):
     """An examination of a dataset by the doctor, to which the module of a format shows what the files hold."""
 
     full: bool
     """Whether all pictures are looked at; else some of each episode."""
+    fps: float | None
+    """Rows per second, where the format knows."""
+    decoded: str
+    """Which pictures were looked at, in words, where a format says more than their number."""
     end_flags: bool
     """Whether `done`, `terminated` and `truncated` may only be set in the last row of an episode."""
 
@@ -232,6 +273,18 @@ class Examination(Faults, Protocol):
             file: where they lie.
         """
 
+    def camera(self, name: str) -> Camera:
+        """Return the examination of a camera, for frames that come one after the other."""
+
+    def steps(self) -> Callable[[int, int], None]:
+        """Begin a pass; return what is called with the number of its items done and their total."""
+
+    def moments(self, name: str) -> Moments | None:
+        """Return the statistics of a field, None if it was not shown."""
+
+    def add_jitter(self, milliseconds: float) -> None:
+        """Note the largest distance of a step in time from the usual one in an episode, for plots."""
+
     def zero_share(self, name: str) -> float:
         """Return the share of rows of a field that are all zeros, of evenly spaced ones."""
 
@@ -242,6 +295,26 @@ class Examination(Faults, Protocol):
 def first_line(error: BaseException) -> str:
     """Return the message of an error on one line, its class if it has none."""
     return (str(error).splitlines() or [""])[0] or type(error).__name__
+
+
+def read_file(root: Path, place: Place, read: Callable[[Path], T], faults: Faults) -> T | None:
+    """Return what a function reads from a file of a dataset; None if it cannot be read."""
+    try:
+        return read(root / (place.file or ""))
+    except FileNotFoundError:
+        faults.add("file-missing", "it is missing: the dataset needs it", place)
+    except READ_ERRORS as error:
+        faults.add("file-unreadable", f"it cannot be read: {first_line(error)}", place)
+    return None
+
+
+def read_object(root: Path, place: Place, faults: Faults) -> dict[str, Any] | None:
+    """Return the object in a file of JSON; None if there is none."""
+    found = read_file(root, place, lambda path: [json.loads(path.read_text("utf-8"))], faults)
+    if found is None or isinstance(found[0], dict):
+        return None if found is None else found[0]
+    faults.add("metadata-invalid", "it is no JSON object", place)
+    return None
 
 
 def usual_rows(sizes: Iterable[int]) -> int:
@@ -271,3 +344,16 @@ def check_size(array: Any) -> None:
     if nbytes > _PLAUSIBLE_BYTES and nbytes > _MOST_COMPRESSED * stored:
         msg = f"it should hold {nbytes:,} bytes, the file has {stored:,} for it"
         raise ValueError(msg)
+
+
+def sampled_episodes(count: int, *, full: bool) -> list[int]:
+    """Return the positions of episodes whose frames are decoded: evenly spaced, all if `full`."""
+    most = _MOST_FRAMES // _FRAMES_PER_EPISODE
+    return list(range(count)) if full or count <= most else np.linspace(0, count - 1, most).astype(int).tolist()
+
+
+def sampled_frames(length: int, *, full: bool) -> list[int]:
+    """Return the rows of an episode whose frames are decoded: evenly spaced with both ends, all if `full`."""
+    if full or length <= _FRAMES_PER_EPISODE:
+        return list(range(length))
+    return sorted(set(np.linspace(0, length - 1, _FRAMES_PER_EPISODE).astype(int).tolist()))

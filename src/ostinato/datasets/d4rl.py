@@ -12,7 +12,17 @@ from ostinato.datasets.arrays import same_rows
 from ostinato.datasets.checks import READ_ERRORS, Place
 from ostinato.datasets.columns import BlockColumn, MovedColumn
 from ostinato.datasets.dataset import Contents
-from ostinato.datasets.hdf5 import Hdf5File, Hdf5Source, datasets_of, describe, is_hdf5, plain_values, read_all
+from ostinato.datasets.format import Format
+from ostinato.datasets.hdf5 import (
+    Hdf5File,
+    Hdf5Source,
+    datasets_of,
+    describe,
+    is_hdf5,
+    plain_values,
+    read_all,
+    resembles_hdf5,
+)
 from ostinato.datasets.stored import Ends, as_flags
 from ostinato.errors import DamagedFileError, KindError, OptionError, UsageError
 
@@ -22,9 +32,9 @@ if TYPE_CHECKING:
     from ostinato.core.rows import Path as Key
     from ostinato.datasets.checks import Examination
     from ostinato.datasets.columns import DatasetColumn
-    from ostinato.datasets.open import Reading
+    from ostinato.datasets.format import Reading
 
-__all__ = ["examine_d4rl", "read_d4rl", "recognizes_d4rl"]
+__all__ = ["FORMAT"]
 
 _KEYS: dict[str, Key] = {"observations": ("observation",), "actions": ("action",), "rewards": ("next", "reward")}
 _NEEDED = (*_KEYS, "terminals")
@@ -120,16 +130,7 @@ def _ends(file: Hdf5File, rows: int, most: int | None, found: set[str]) -> tuple
         stops = np.append(stops, rows)
     drop = "next_observations" not in found
     ends = Ends.of(np.diff(stops, prepend=0), terminated, truncated, drop=drop)
-    if ends.left_out:
-        said.append(
-            "The file has no next_observations: the last row of each episode that was cut off is left out "
-            f"({number_of(ends.left_out, 'row')}), since the observation after it is unknown; the row before it is "
-            "truncated."
-        )
-    if drop and bool(terminated.any()):
-        said.append(
-            "The file has no next_observations: the next observation of a terminated row is its own observation."
-        )
+    said += ends.assumed("next_observations")
     return ends, stops, said
 
 
@@ -207,3 +208,14 @@ def _flagged(arrays: dict[str, Any], rows: int) -> list[int]:
     flags[-1] = True
     ends: list[int] = (np.flatnonzero(flags) + 1).tolist()
     return ends
+
+
+FORMAT = Format(
+    "D4RL",
+    recognizes_d4rl,
+    read_d4rl,
+    objects=("h5py.Group",),
+    options=("max_episode_steps",),
+    examine=examine_d4rl,
+    resembles=resembles_hdf5,
+)

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from ostinato.datasets.columns import DatasetColumn
     from ostinato.datasets.dataset import Contents
 
-__all__ = ["DecodedFiles", "ForkedRows", "HeapRows", "decode_once", "fingerprint_of", "tables_of", "with_columns"]
+__all__ = ["DecodedFiles", "HeapRows", "decode_once", "fingerprint_of", "tables_of", "with_columns"]
 
 _MANIFEST = "ostinato-decoded.json"
 _VERSION = 1
@@ -76,7 +76,7 @@ def decode_once(
             size = int(part.source.starts[-1]) if isinstance(part, BlockColumn) else whole
             found.setdefault(id(part), (_file_of(path, number), size, part))
     sizes = {name: _nbytes(size, part.dtype, part.shape) for name, size, part in found.values()}
-    memory: ForkedRows | DecodedFiles = ForkedRows()
+    memory: HeapRows | DecodedFiles = HeapRows(forked=True)
     if kind == "memory":
         _check_memory(sum(sizes.values()) * rows // whole)
     else:
@@ -177,34 +177,25 @@ def fingerprint_of(contents: Contents, source: Any, cache_dir: Path | None = Non
 
 @final
 class HeapRows:
-    """Rows in the memory of this process; a process that gets a pickled copy begins without them."""
+    """Rows in the memory of this process; a process that gets a pickled copy begins without them.
+
+    Args:
+        forked: processes that are forked share the rows that are read later, too. Pages are touched when they are first
+            written; else they are huge.
+    """
+
+    def __init__(self, *, forked: bool = False) -> None:
+        self._forked = forked
 
     def open(self, name: str, rows: int, dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         """Return memory for rows `[rows, *shape]`, and which of them were read, bool `[rows]`."""
-        memory = HeapMemory(torch.device("cpu"))
         nbytes = _nbytes(rows, dtype, shape)
+        if self._forked:
+            return _shared(nbytes).view(dtype).view(rows, *shape), _shared(rows).view(torch.bool)
+        memory = HeapMemory(torch.device("cpu"))
         memory.check(nbytes)
         values = memory.block(name, nbytes).view(dtype).view(rows, *shape)
         return values, torch.zeros(rows, dtype=torch.bool, device="cpu")
-
-    def kept(self, nbytes: int) -> None:
-        """Do nothing: rows do not outlive the process."""
-
-    def flush(self) -> None:
-        """Do nothing: rows do not outlive the process."""
-
-
-@final
-class ForkedRows:
-    """Rows in memory that a process shares with those it forks; one that gets a pickled copy begins without them.
-
-    Pages are touched when they are first written.
-    """
-
-    def open(self, name: str, rows: int, dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:  # noqa: ARG002
-        """Return memory for rows `[rows, *shape]`, and which of them were read, bool `[rows]`."""
-        values = _shared(_nbytes(rows, dtype, shape)).view(dtype).view(rows, *shape)
-        return values, _shared(rows).view(torch.bool)
 
     def kept(self, nbytes: int) -> None:
         """Do nothing: rows do not outlive the process."""

@@ -9,11 +9,15 @@ import numpy as np
 import torch
 
 from ostinato.datasets.checks import FirstFault
-from ostinato.datasets.columns import DenseColumn, TensorColumn, TextColumn
+from ostinato.datasets.columns import DenseColumn, TextColumn
 from ostinato.datasets.dataset import Contents
 from ostinato.datasets.decoded import HeapRows
+from ostinato.datasets.format import Format
+from ostinato.datasets.lerobot_checks import examine_lerobot
 from ostinato.datasets.lerobot_metadata import INFO, Metadata
+from ostinato.datasets.lerobot_writer import WRITE
 from ostinato.datasets.parquet import EpisodeFiles, NumberField, PictureColumn, TextBlocks
+from ostinato.datasets.stored import last_rows
 from ostinato.datasets.video import VideoColumn
 from ostinato.errors import DamagedFileError, KindError, MissingFileError, SchemaError
 
@@ -23,10 +27,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato.datasets.columns import DatasetColumn
+    from ostinato.datasets.format import Reading
     from ostinato.datasets.lerobot_metadata import Episodes, Videos
-    from ostinato.datasets.open import Reading
 
-__all__ = ["lerobot_root", "read_lerobot", "recognizes_lerobot", "resembles_lerobot"]
+__all__ = ["FORMAT"]
 
 _NUMBERS = {
     name: getattr(torch, name)
@@ -98,13 +102,7 @@ def read_lerobot(path: Path, reading: Reading) -> Contents:
         raise SchemaError(msg)
     counts = {"total_episodes": len(episodes.lengths), "total_frames": int(episodes.lengths.sum())}
     for name, count in counts.items():
-        said = meta.info.get(name, count)
-        if said != count:
-            msg = (
-                f"{root / INFO} gives {name} {said}, but {said_by} gives {count}: one of them is cut short or out of "
-                "date"
-            )
-            raise DamagedFileError(msg)
+        meta.check_count(name, count, f"{said_by} gives {count}: one of them is cut short or out of date", count)
     return _Builder(meta, episodes, meta.read_tasks() or {}, reading).contents()
 
 
@@ -196,9 +194,9 @@ class _Builder:
             "done is the field of the dataset" if ("done",) in columns else "done marks the last frame of each episode"
         )
         assumed = (f"LeRobot does not tell terminated from truncated: {said}.", *self._unread)
-        if ("done",) not in columns:
-            columns["done",] = self._done()
         lengths = torch.from_numpy(self._episodes.lengths)
+        if ("done",) not in columns:
+            columns["done",] = last_rows(lengths)
         name = f"lerobot {self._meta.version}"
         return Contents(name, columns, lengths, texts, self._fps, self._metadata(), assumed)
 
@@ -206,9 +204,9 @@ class _Builder:
         """Return the column of a feature; None if it is text, or of a kind that is not read."""
         kind, shape = entry["dtype"], tuple(entry["shape"])
         if kind == "video":
-            return self._video(name, entry, others.get(("timestamp",)))
+            return self._video(name, others.get(("timestamp",)))
         if kind == "image":
-            shape = _picture_shape(self._info, name, entry)
+            shape = self._picture_shape(name)
             return PictureColumn(self._table, name, shape, self._reading.videos)
         if kind == "string":
             return None  # is no tensor
@@ -225,19 +223,22 @@ class _Builder:
             return DenseColumn(column, self._rows, HeapRows(), name)
         return column
 
-    def _video(self, name: str, entry: dict[str, Any], timestamps: DatasetColumn | None) -> DatasetColumn:
+    def _video(self, name: str, timestamps: DatasetColumn | None) -> DatasetColumn:
         if timestamps is None:
             msg = f"{self._info}: there are videos, but no feature 'timestamp', which says where their frames are"
             raise DamagedFileError(msg)
         videos = self._episodes.videos[name]
         find = _Places(videos, self._table, timestamps, self._fps).locate
-        shape = _picture_shape(self._info, name, entry)
+        shape = self._picture_shape(name)
         return VideoColumn(videos.files, find, shape, self._table.describe, self._reading, self._fps)
 
-    def _done(self) -> TensorColumn:
-        done = torch.zeros(self._rows, dtype=torch.bool, device="cpu")
-        done[torch.from_numpy(self._table.starts[1:] - 1)] = True
-        return TensorColumn(done)
+    def _picture_shape(self, name: str) -> tuple[int, int, int]:
+        shape = self._meta.picture_shape(name)
+        if shape is None:
+            given = self._meta.features[name]["shape"]
+            msg = f"{self._info}: feature {name!r} must have a shape [height, width, channels], got {given}"
+            raise DamagedFileError(msg)
+        return shape
 
     def _metadata(self) -> _Metadata:
         info, features = self._meta.info, self._meta.features
@@ -254,13 +255,12 @@ class _Builder:
         return _Metadata(values, {"stats": self._meta.read_statistics})
 
 
-def _picture_shape(path: Path, name: str, entry: dict[str, Any]) -> tuple[int, int, int]:
-    """Return `(C, H, W)` of a camera."""
-    shape, names = entry["shape"], entry.get("names")
-    if len(shape) != 3 or 0 in shape:
-        msg = f"{path}: feature {name!r} must have a shape [height, width, channels], got {shape}"
-        raise DamagedFileError(msg)
-    first = names[0] if isinstance(names, list) and len(names) == 3 else None
-    if first in ("channel", "channels") or (first is None and shape[0] in (1, 3, 4) and shape[2] not in (1, 3, 4)):
-        return shape[0], shape[1], shape[2]
-    return shape[2], shape[0], shape[1]
+FORMAT = Format(
+    "LeRobot",
+    recognizes_lerobot,
+    read_lerobot,
+    examine=examine_lerobot,
+    resembles=resembles_lerobot,
+    root=lerobot_root,
+    write=WRITE,
+)

@@ -7,19 +7,17 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast, final
+from typing import TYPE_CHECKING, Any, NamedTuple, cast, final
 
 import numpy as np
 
 from ostinato._optional import require
-from ostinato.datasets.checks import READ_ERRORS, Place, first_line
+from ostinato.datasets.checks import Place, read_file, read_object
 from ostinato.datasets.lerobot_stats import merged
 from ostinato.durable.progress import PARTS, counted
 from ostinato.errors import DamagedFileError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ostinato.datasets.checks import Faults, Severity
 
 __all__ = [
@@ -31,13 +29,12 @@ __all__ = [
     "Metadata",
     "Paths",
     "Videos",
-    "whole_number",
 ]
 
-T = TypeVar("T")
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 INFO, STATISTICS = "meta/info.json", "meta/stats.json"
+_STATISTICS_V2 = "meta/episodes_stats.jsonl"
 _EPISODES_V2, _EPISODES_V3 = "meta/episodes.jsonl", "meta/episodes"
 _PLACES = {
     3: {
@@ -154,11 +151,6 @@ class EpisodeEntry:
     statistics: Mapping[str, dict[str, Any]] = field(default_factory=dict)
 
 
-def whole_number(value: Any) -> int | None:
-    """Return an integer, None for what is none."""
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
 @final
 class Metadata:
     """The folder `meta` of a dataset. What is missing or wrong is a fault; usual values stand in its place.
@@ -208,28 +200,13 @@ class Metadata:
 
     # -- files ---------------------------------------------------------------------------------------------------------
 
-    def _read(self, file: str, read: Callable[[Path], T], *, needed: bool = True) -> T | None:
-        """Return what a function reads from a file; None if it cannot be read."""
-        try:
-            return read(self.root / file)
-        except FileNotFoundError:
-            if needed:
-                self.fault("file-missing", "it is missing: the dataset needs it", file)
-        except READ_ERRORS as error:
-            self.fault("file-unreadable", f"it cannot be read: {first_line(error)}", file)
-        return None
-
     def read_object(self, file: str) -> dict[str, Any]:
         """Return the object in a file of JSON; an empty one if there is none."""
-        found = self._read(file, lambda path: [json.loads(path.read_text("utf-8"))])
-        if found is not None and not isinstance(found[0], dict):
-            self.fault("metadata-invalid", "it is no JSON object", file)
-            return {}
-        return {} if found is None else found[0]
+        return read_object(self.root, Place(file), self._faults) or {}
 
-    def read_lines(self, file: str, *, needed: bool = True) -> list[dict[str, Any]] | None:
+    def read_lines(self, file: str) -> list[dict[str, Any]] | None:
         """Return the objects of a file with one JSON object in each line; None if it cannot be read."""
-        text = self._read(file, lambda path: path.read_text("utf-8"), needed=needed)
+        text = read_file(self.root, Place(file), lambda path: path.read_text("utf-8"), self._faults)
         if text is None:
             return None
         lines = [line for line in text.split("\n") if line.strip()]
@@ -261,7 +238,7 @@ class Metadata:
                 present = [name for name in opened.schema_arrow.names if every or name in columns]
                 return opened.schema_arrow.names, opened.read(columns=present).select(present)
 
-        names, table = self._read(file, read) or ([], None)
+        names, table = read_file(self.root, Place(file), read, self._faults) or ([], None)
         for name in columns if table is not None else ():
             if name not in names:
                 self.fault("metadata-invalid", f"it has no column {name!r}: it has {', '.join(names)}", file, name)
@@ -288,6 +265,12 @@ class Metadata:
                 text = f"feature {name!r} must have a dtype and a shape of integers, got {entry!r}"
                 self.fault("metadata-invalid", text, INFO, name)
 
+    def check_count(self, name: str, count: int, words: str, default: int | None = None) -> None:
+        """Compare a count of `meta/info.json` with another; `words` say where that is from."""
+        said = self.info.get(name, default)
+        if self.info and said != count:
+            self.fault("count-mismatch", f"it gives {name} {said!r}, but {words}", INFO, name)
+
     @property
     def cameras(self) -> list[str]:
         """Features that are videos."""
@@ -303,6 +286,21 @@ class Metadata:
         shape = self.features[name].get("shape")
         valid = isinstance(shape, list) and all(type(size) is int and size >= 0 for size in shape)
         return tuple(shape) if valid and shape is not None else None
+
+    def picture_shape(self, name: str) -> tuple[int, int, int] | None:
+        """Return `(C, H, W)` of a camera, None if the metadata does not say."""
+        shape, names = self.shape(name), self.features[name].get("names")
+        if shape is None or len(shape) != 3 or 0 in shape:
+            return None
+        first = names[0] if isinstance(names, list) and len(names) == 3 else None
+        if first in ("channel", "channels") or (first is None and shape[0] in (1, 3, 4) and shape[2] not in (1, 3, 4)):
+            return shape[0], shape[1], shape[2]
+        return shape[2], shape[0], shape[1]
+
+    def video_info(self, name: str) -> dict[str, Any]:
+        """Return what is said of the videos of a camera: its `video.fps`, `video.codec` and others."""
+        found: Any = self.features[name].get("info") or self.features[name].get("video_info")
+        return found if isinstance(found, dict) else {}
 
     def _paths(self, key: str, values: Sequence[Mapping[str, Any]]) -> Paths:
         """Return the paths of files by a template; none if it is wrong."""
@@ -355,11 +353,12 @@ class Metadata:
             self.fault("metadata-invalid", text, self._table, episode=at, severity=severity)
 
     def _check_bounds(self, found: Episodes, starts: Ints, stops: Ints) -> None:
-        known = np.flatnonzero((starts >= 0) & (stops >= 0))
-        before = 0
-        for at in known[(starts != np.concatenate([[0], stops[:-1]])) | (stops - starts != found.lengths)].tolist():
-            number, length, start, stop = (int(n[at]) for n in (found.numbers, found.lengths, starts, stops))
-            before = int(stops[at - 1]) if at else 0
+        ends = np.concatenate([[0], stops[:-1]])
+        wrong = (starts >= 0) & (stops >= 0) & ((starts != ends) | (stops - starts != found.lengths))
+        for at in np.flatnonzero(wrong).tolist():
+            number, length, start, stop, before = (
+                int(n[at]) for n in (found.numbers, found.lengths, starts, stops, ends)
+            )
             if length not in {-1, stop - start}:
                 text = f"episode {number} of {length} rows is at the rows [{start}, {stop}), which are {stop - start}"
             elif start != before:
@@ -392,8 +391,8 @@ class Metadata:
         found = Episodes(_EPISODES_V2, numbers, lengths, self._paths("data_path", values), each, videos)
         if every:
             found.tasks = [rows[at].get("tasks") for at in order.tolist()]
-            needed = self.version != "v2.0"
-            lines = self.read_lines("meta/episodes_stats.jsonl", needed=needed) or []
+            missing = self.version == "v2.0" and not (self.root / _STATISTICS_V2).exists()
+            lines = [] if missing else self.read_lines(_STATISTICS_V2) or []
             known = {row.get("episode_index"): row.get("stats") for row in lines}
             found.statistics = [_objects(known.get(number)) for number in numbers.tolist()]
         return found
@@ -442,17 +441,17 @@ class Metadata:
         return found
 
     def _numbers(self, name: str, tables: Sequence[tuple[str, Any]]) -> np.ndarray[Any, Any]:
-        """Return a column of the episodes; -1 for what is no number."""
-        parts = [np.zeros(0, np.int64)]
+        """Return a column of the episodes; -1 for what is no number, NaN for what is no time."""
+        parts, missing = [np.zeros(0, np.int64)], math.nan if name.endswith("timestamp") else -1
         for file, table in tables:
-            values = np.full(table.num_rows, -1)
+            values = np.full(table.num_rows, missing)
             if name in table.column_names:
                 found = table.column(name).to_numpy()
                 good = np.isfinite(found) if found.dtype.kind in "iuf" else np.zeros(found.shape, bool)
                 if not good.all():
                     text = f"column {name!r} must have a number for each episode"
                     self.fault("metadata-invalid", text, file, name)
-                values = np.where(good, found, -1) if found.dtype.kind in "iuf" else values
+                values = np.where(good, found, missing) if found.dtype.kind in "iuf" else values
             parts.append(values)
         return np.concatenate(parts)
 
@@ -508,7 +507,7 @@ class Metadata:
 
     def read_statistics(self) -> dict[str, Any]:
         """Return `meta/stats.json`; of version 2.1, the merged statistics of the episodes."""
-        file = "meta/episodes_stats.jsonl"
+        file = _STATISTICS_V2
         if self.major == 2 and (self.root / file).is_file():
             rows = [row.get("stats", {}) for row in self.read_lines(file) or ()]
             try:
@@ -527,10 +526,10 @@ class Metadata:
             entry.start, entry.stop = _known(found.starts, at), _known(found.stops, at)
             entry.statistics = found.statistics[at]
             for camera, videos in found.videos.items():
-                file = _name(videos.files, videos.file_of[at])
-                if file is not None:
-                    stop = None if videos.end is None else float(videos.end[at])
-                    entry.clips[camera] = Clip(file, float(videos.begin[at]), stop)
+                file, start = _name(videos.files, videos.file_of[at]), float(videos.begin[at])
+                stop = None if videos.end is None else float(videos.end[at])
+                if file is not None and math.isfinite(start) and (stop is None or math.isfinite(stop)):
+                    entry.clips[camera] = Clip(file, start, stop)
             rows.append(entry)
         return rows
 

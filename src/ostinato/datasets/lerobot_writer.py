@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple, final
@@ -13,13 +14,15 @@ import numpy as np
 
 from ostinato._optional import require
 from ostinato.core.kinds import show_path
+from ostinato.core.options import check_choice, check_integer, check_number
 from ostinato.core.processes import kept_scheduling
+from ostinato.datasets.format import Writing
 from ostinato.datasets.lerobot_stats import FrameStats, describe_values, merged
 from ostinato.datasets.transitions import marks_ends
-from ostinato.errors import KindError, OptionError, SchemaError
+from ostinato.errors import KeyMissingError, KindError, OptionError, SchemaError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from ostinato.core.rows import Leaf
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
     from ostinato.datasets.dataset import DatasetStorage
     from ostinato.durable.progress import Progress
 
-__all__ = ["CODECS", "LeRobotOptions", "plan_lerobot", "write_lerobot"]
+__all__ = ["WRITE"]
 
 CODECS = {
     "h264": ("libx264", {"crf": "23", "preset": "fast", "bf": "0"}),
@@ -513,22 +516,81 @@ class _Video:
             self._frames = self._bytes = self._begin = 0
 
 
-def check_lerobot_options(options: LeRobotOptions) -> None:
+def _check_options(options: LeRobotOptions) -> None:
     """Check options whose values do not depend on the rows.
 
     Raises:
         OptionError: naming the option.
     """
-    for name, known in (("images", ("video", "png")), ("codec", tuple(CODECS))):
-        if getattr(options, name) not in known:
-            msg = f"{name} must be one of {', '.join(known)}, got {getattr(options, name)!r}"
-            raise OptionError(msg)
-    interval = options.keyframe_interval
-    if type(interval) is not int or interval < 1:
-        msg = f"keyframe_interval must be a number of frames of at least 1, got {interval!r}"
-        raise OptionError(msg)
+    check_choice("images", options.images, ("video", "png"))
+    check_choice("codec", options.codec, tuple(CODECS))
+    check_integer("keyframe_interval", options.keyframe_interval, 1, OptionError)
     for name in ("data_file_mb", "video_file_mb"):
-        value = getattr(options, name)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-            msg = f"{name} must be a positive number of megabytes, got {value!r}"
+        check_number(name, getattr(options, name), "a positive number of megabytes", lambda size: 0 < size < math.inf)
+
+
+# -- options -----------------------------------------------------------------------------------------------------------
+
+
+def _prepare_lerobot(dataset: DatasetStorage, given: Mapping[str, Any]) -> Callable[[Path, Progress], None]:
+    fps: Any = given.get("fps", dataset.fps)
+    if fps is None:
+        msg = f"LeRobot needs the frame rate, which the source ({dataset.format}) does not know: give fps="
+        raise OptionError(msg)
+    options = LeRobotOptions(
+        check_number("fps", fps, "a positive number of rows per second", lambda rate: 0 < rate < math.inf),
+        *_tasks(dataset, given),
+        given.get("images", "video"),
+        given.get("codec", "h264"),
+        given.get("keyframe_interval", 2),
+        given.get("data_file_mb", 100),
+        given.get("video_file_mb", 200),
+        given.get("robot_type"),
+    )
+    _check_options(options)
+    for name in ("codec", "keyframe_interval", "video_file_mb"):
+        if name in given and options.images == "png":
+            msg = f"{name} is for images='video', and images='png' writes no video: leave it out"
             raise OptionError(msg)
+    features = plan_lerobot(dataset, options)
+    return lambda place, bar: write_lerobot(dataset, features, options, place, bar)
+
+
+def _tasks(dataset: DatasetStorage, given: Mapping[str, Any]) -> tuple[Sequence[str], FieldPath | None]:
+    """Return the task of each episode, or else the field that holds it."""
+    texts = [leaf.path for leaf in dataset.schema.objects]
+    episodes = int(dataset.episode_lengths.shape[0])
+    if "task_key" in given:
+        key = given["task_key"]
+        path: FieldPath = (key,) if isinstance(key, str) else tuple(key)
+        if "task" in given or path not in texts:
+            why = "task and task_key exclude each other" if "task" in given else f"rows have no text {show_path(path)}"
+            msg = f"{why}: fields of text are {', '.join(map(show_path, texts)) or 'none'}"
+            raise (OptionError if "task" in given else KeyMissingError)(msg)
+        return (), path
+    task: Any = given.get("task")
+    if task is None:
+        return ((), ("task",)) if ("task",) in texts else ([""] * episodes, None)
+    if isinstance(task, str):
+        return [task] * episodes, None
+    if not isinstance(task, Sequence) or len(task) != episodes or not all(isinstance(one, str) for one in task):
+        msg = f"task must be a text, or a list of {episodes} texts, one for each episode, got {str(task)[:200]}"
+        raise OptionError(msg)
+    return list(task), None
+
+
+WRITE = Writing(
+    "lerobot",
+    (
+        "fps",
+        "task",
+        "task_key",
+        "images",
+        "codec",
+        "keyframe_interval",
+        "data_file_mb",
+        "video_file_mb",
+        "robot_type",
+    ),
+    _prepare_lerobot,
+)

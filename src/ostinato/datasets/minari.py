@@ -15,13 +15,15 @@ import torch
 
 from ostinato._optional import require
 from ostinato.core.options import number_of
-from ostinato.datasets.arrow import column_problem, to_array
-from ostinato.datasets.checks import READ_ERRORS, Pictures, Place, first_line, usual_rows
+from ostinato.datasets.arrow import WrongValueError, to_array
+from ostinato.datasets.checks import READ_ERRORS, Pictures, Place, first_line, read_object, usual_rows
 from ostinato.datasets.columns import BlockColumn, MovedColumn, TensorColumn, TextColumn
 from ostinato.datasets.dataset import Contents
+from ostinato.datasets.format import Format
 from ostinato.datasets.hdf5 import datasets_of
-from ostinato.datasets.minari_arrow import ArrowEpisodes, arrow_columns, arrow_files
+from ostinato.datasets.minari_arrow import ArrowEpisodes, arrow_columns, arrow_files, declared_steps
 from ostinato.datasets.minari_hdf5 import Hdf5Episodes
+from ostinato.datasets.minari_writer import WRITE
 from ostinato.datasets.stored import EitherColumn, StoredRows
 from ostinato.errors import DamagedFileError, SchemaError
 
@@ -31,9 +33,9 @@ if TYPE_CHECKING:
     from ostinato.core.rows import Path as Key
     from ostinato.datasets.checks import Examination
     from ostinato.datasets.columns import BlockSource, DatasetColumn
-    from ostinato.datasets.open import Reading
+    from ostinato.datasets.format import Reading
 
-__all__ = ["examine_minari", "read_minari", "recognizes_minari", "resembles_minari"]
+__all__ = ["FORMAT", "recognizes_minari"]
 
 _HDF5 = "main_data.hdf5"
 _FLAGS = {"rewards": "reward", "terminations": "terminated", "truncations": "truncated"}
@@ -242,6 +244,7 @@ class _Examined:
     """Examines a dataset."""
 
     def __init__(self, path: Path, look: Examination) -> None:
+        self._root = path
         self._data = path / "data" if (path / "data").is_dir() else path
         self._prefix = "data/" if (path / "data").is_dir() else ""
         self._look = look
@@ -250,7 +253,8 @@ class _Examined:
 
     def check(self) -> None:
         """Examine metadata and episodes."""
-        look, metadata = self._look, self._metadata()
+        look, place = self._look, Place(f"{self._prefix}metadata.json")
+        metadata = read_object(self._root, place, look) or {}
         for name in ("observation", "action"):
             self._shapes |= _shapes_of(_parsed(metadata.get(f"{name}_space")), f"{name}s")
         with contextlib.ExitStack() as stack:
@@ -261,31 +265,17 @@ class _Examined:
                 text = f"episode {gap} is missing: the next one is {found[gap][0]}"
                 look.add("episode-bounds", text, Place(self._prefix, gap))
             for at, (_, file, read) in enumerate(found):
-                place = Place(self._prefix + file, at)
+                where = Place(self._prefix + file, at)
                 try:
-                    self._episode(*read(place), place)
+                    self._episode(*read(where), where)
                 except READ_ERRORS as error:
                     check = "file-missing" if isinstance(error, FileNotFoundError) else "file-unreadable"
-                    look.add(check, first_line(error), place)
+                    look.add(check, first_line(error), where)
                     self._complete = False
         for key, count in {"total_episodes": len(found), "total_steps": look.total}.items():
             if metadata and self._complete and metadata.get(key) != count:
                 text = f"{key} is {metadata.get(key)!r}, the data has {count:,}"
-                look.add("count-mismatch", text, Place(f"{self._prefix}metadata.json", field=key))
-
-    def _metadata(self) -> dict[str, Any]:
-        place = Place(f"{self._prefix}metadata.json")
-        try:
-            found = json.loads((self._data / "metadata.json").read_text("utf-8"))
-        except FileNotFoundError:
-            self._look.add("file-missing", "the dataset needs this file", place)
-        except READ_ERRORS as error:
-            self._look.add("file-unreadable", f"not valid JSON: {error}", place)
-        else:
-            if isinstance(found, dict):
-                return found
-            self._look.add("metadata-invalid", "is not a JSON object", place)
-        return {}
+                look.add("count-mismatch", text, place._replace(field=key))
 
     # -- files ---------------------------------------------------------------------------------------------------------
 
@@ -313,31 +303,18 @@ class _Examined:
                 if "binary" in str(column.type):
                     arrays[name] = Pictures(used, lambda picture: _decoded(picture.as_py()))
                 continue
-            problem = column_problem(used)
-            if problem is not None:
-                self._look.add(problem[0], problem[1], place._replace(frame=problem[2], field=name))
+            try:
+                values = to_array(used)
+            except WrongValueError as error:
+                self._look.add(error.check, str(error), place._replace(frame=error.row, field=name))
                 continue
-            values = to_array(used)
+            if not len(values):
+                continue
             shape = self._shapes.get(name)
-            if values is not None and shape is not None and values.shape[1] == np.prod(shape, dtype=np.int64):
-                values = values.reshape(-1, *shape)
-            if values is not None:
-                arrays[name] = values
-        return arrays, self._declared(folder, place)
-
-    def _declared(self, folder: Path, place: Place) -> int | None:
-        """Return the steps of an episode that its metadata gives."""
-        place = place._replace(file=f"{self._prefix}{folder.name}/metadata.json")
-        try:
-            steps = json.loads((folder / "metadata.json").read_text("utf-8"))["total_steps"]
-        except FileNotFoundError:
-            self._look.add("file-missing", "the episode needs this file", place)
-            return None
-        except READ_ERRORS as error:
-            text = f"does not tell the steps of the episode: {first_line(error)}"
-            self._look.add("file-unreadable", text, place)
-            return None
-        return steps if isinstance(steps, int) else None
+            fits = shape is not None and values.shape[1] == np.prod(shape, dtype=np.int64)
+            arrays[name] = values.reshape(-1, *(shape or ())) if fits else values
+        about = Place(f"{self._prefix}{folder.name}/metadata.json", place.episode)
+        return arrays, declared_steps(self._root, about, self._look) or None
 
     # -- one episode ---------------------------------------------------------------------------------------------------
 
@@ -414,3 +391,15 @@ def _holds_jpeg(array: Any) -> bool:
         return False
     first = array[0]
     return isinstance(first, np.ndarray) and first.dtype == np.uint8 and first[:2].tobytes() == b"\xff\xd8"
+
+
+FORMAT = Format(
+    "Minari",
+    recognizes_minari,
+    read_minari,
+    objects=("minari.MinariDataset",),
+    examine=examine_minari,
+    resembles=resembles_minari,
+    root=lambda path: path.parent if path.is_file() else path,
+    write=WRITE,
+)

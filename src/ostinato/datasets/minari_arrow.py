@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, final
@@ -11,6 +10,7 @@ import numpy as np
 
 from ostinato._optional import require
 from ostinato.datasets.cache import OpenHandles
+from ostinato.datasets.checks import FirstFault, Place, read_object
 from ostinato.datasets.jpeg import decode_jpegs
 from ostinato.datasets.stored import BLOCK_BYTES, Pieces, as_block, torch_dtype
 from ostinato.durable.progress import PARTS, counted
@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato.core.rows import Path as Key
+    from ostinato.datasets.checks import Faults
 
-__all__ = ["ArrowEpisodes", "arrow_columns", "arrow_files"]
+__all__ = ["ArrowEpisodes", "arrow_columns", "arrow_files", "declared_steps"]
 
 _JPEG_ROWS = 8
 """Pictures that are decoded together."""
@@ -131,7 +132,12 @@ class ArrowEpisodes:
         self.others = sum(path.name.isdigit() and int(path.name) >= count for path in folder.iterdir())
         """Episodes in the folder beyond the number in the metadata."""
         self._handles: OpenHandles[_Handle] = OpenHandles(partial(_open, kind=kind), _close)
-        self.lengths = np.array([_steps(path) for path in counted(self._folders, PARTS)], dtype=np.int64)
+        faults = FirstFault(folder)
+
+        def steps(number: int) -> int:
+            return declared_steps(folder, Place(f"{number}/metadata.json"), faults)
+
+        self.lengths = np.array([steps(number) for number in counted(numbers, PARTS)], dtype=np.int64)
         """Steps of each episode, int64 `[episodes]`."""
         self._schema = self._handles.use(self._folders[0], _schema)
 
@@ -188,16 +194,15 @@ class ArrowEpisodes:
             found[parts] = 1
 
 
-def _steps(folder: Path) -> int:
-    try:
-        steps = json.loads((folder / "metadata.json").read_text("utf-8"))["total_steps"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        msg = f"{folder / 'metadata.json'} does not tell the steps of the episode: {error!r}"
-        raise DamagedFileError(msg) from error
-    if type(steps) is not int or steps < 1:
-        msg = f"{folder / 'metadata.json'}: total_steps must be an integer of at least 1, got {steps!r}"
-        raise DamagedFileError(msg)
-    return steps
+def declared_steps(root: Path, place: Place, faults: Faults) -> int:
+    """Return the steps of an episode that its metadata gives; 0 if it gives none."""
+    found = read_object(root, place, faults)
+    steps = None if found is None else found.get("total_steps")
+    if type(steps) is int and steps > 0:
+        return steps
+    if found is not None:
+        faults.add("metadata-invalid", f"total_steps must be an integer of at least 1, got {steps!r}", place)
+    return 0
 
 
 def _number_type(kind: Any) -> np.dtype[Any] | None:

@@ -11,11 +11,12 @@ import numpy as np
 
 from ostinato._optional import require
 from ostinato.core.kinds import show_path
-from ostinato.datasets.transitions import Transitions
+from ostinato.datasets.format import Writing
+from ostinato.datasets.transitions import Transitions, with_nested_names
 from ostinato.errors import OptionError, SchemaError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from ostinato.core.rows import Leaf
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from ostinato.datasets.dataset import DatasetStorage
     from ostinato.durable.progress import Progress
 
-__all__ = ["MinariPlan", "plan_minari", "write_minari"]
+__all__ = ["WRITE"]
 
 _ID = re.compile(r"(?:[\w-]+/)*[\w-]+-v\d+")
 _REWARD: FieldPath = ("next", "reward")
@@ -157,3 +158,13 @@ def _nested(values: dict[FieldPath, Any]) -> Any:
             level = level.setdefault(key, {})
         level[path[-1]] = value
     return tree
+
+
+def _prepare_minari(dataset: DatasetStorage, given: Mapping[str, Any]) -> Callable[[Path, Progress], None]:
+    name = given.get("dataset_id", "ostinato/export-v0")
+    dataset = with_nested_names(dataset, infos=True)
+    plan = plan_minari(dataset, name)
+    return lambda place, bar: write_minari(dataset, plan, name, place, bar)
+
+
+WRITE = Writing("minari", ("dataset_id",), _prepare_minari)

@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
+from ostinato.core.options import check_integer, check_number
 from ostinato.core.processes import cores
+from ostinato.datasets import checkpoints, d4rl, lerobot, minari, rlinf, robomimic, zarr
 from ostinato.datasets.arrays import read_arrays
 from ostinato.datasets.cache import BlockCache
-from ostinato.datasets.checkpoints import read_checkpoint, read_torchrl, recognizes_checkpoint, recognizes_torchrl
 from ostinato.datasets.columns import DenseColumn
-from ostinato.datasets.d4rl import examine_d4rl, read_d4rl, recognizes_d4rl
 from ostinato.datasets.dataset import DatasetStorage, chosen_fields
 from ostinato.datasets.decoded import HeapRows, decode_once, tables_of, with_columns
-from ostinato.datasets.hdf5 import resembles_hdf5
-from ostinato.datasets.lerobot import lerobot_root, read_lerobot, recognizes_lerobot, resembles_lerobot
-from ostinato.datasets.minari import examine_minari, read_minari, recognizes_minari, resembles_minari
+from ostinato.datasets.format import Format, Reading
 from ostinato.datasets.parquet import PictureColumn
-from ostinato.datasets.rlinf import read_rlinf, recognizes_rlinf
-from ostinato.datasets.robomimic import examine_robomimic, read_robomimic, recognizes_robomimic
-from ostinato.datasets.video import VideoColumn, VideoFiles
-from ostinato.datasets.zarr import examine_zarr, read_zarr, recognizes_zarr, resembles_zarr
+from ostinato.datasets.video import VideoColumn
 from ostinato.durable.progress import PARTS, Progress
 from ostinato.errors import CheckpointNotFoundError, KindError, OptionError
 
@@ -33,97 +28,62 @@ if TYPE_CHECKING:
     import torch
 
     from ostinato.core.rows import Path as FieldPath
-    from ostinato.datasets.checks import Examination
     from ostinato.datasets.columns import DatasetColumn
     from ostinato.datasets.dataset import Contents, Fields
     from ostinato.durable.progress import ProgressOption
 
-__all__ = ["Format", "Reading", "format_of", "known_formats", "open_dataset"]
+__all__ = ["FORMATS", "format_of", "formats", "known_formats", "open_dataset", "registered"]
 
 DEFAULT_BYTES = 1 << 30
 _DENSE_SHARE = 4
 """Tables of at most this part of the budget are kept as tensors after the first read; larger ones block by block."""
 
 
-@dataclass(frozen=True)
-class Reading:
-    """How the files of a dataset are read."""
-
-    cache: BlockCache
-    """Keeps blocks of rows and decoded frames; its `max_bytes` is what all of them may take."""
-    num_threads: int
-    """Threads that decode video."""
-    tolerance_s: float
-    """Largest distance between a video frame and the timestamp of its row."""
-    filter_key: str | None = None
-    """Name of the demonstrations to use."""
-    max_episode_steps: int | None = None
-    """Steps after which episodes are cut off, where the file does not say."""
-
-    @cached_property
-    def videos(self) -> VideoFiles:
-        """Open videos and the threads that decode them, of all cameras."""
-        return VideoFiles(self.num_threads, self.tolerance_s)
-
-
-class Format(NamedTuple):
-    """A format of datasets on disk."""
-
-    name: str
-    recognizes: Callable[[Any], bool]
-    """Whether a path, which exists, has this format; reads as little as possible and does not raise."""
-    read: Callable[[Any, Reading], Contents]
-    """Read what the dataset holds, but no rows."""
-    objects: tuple[str, ...] = ()
-    """Classes whose objects are opened, too, by package and name: they are known without importing the package."""
-    options: tuple[str, ...] = ()
-    """Those of `filter_key` and `max_episode_steps` that apply."""
-    examine: Callable[[Path, Examination], str] | None = None
-    """Examine the files as far as they can be read; return the format with its version. None: only rows are checked."""
-    resembles: Callable[[Path], bool] | None = None
-    """Whether a path is a dataset of this format that may be too damaged to be recognized. None: only those."""
-
-    def may_be(self, path: Path) -> bool:
-        """Whether a path has this format, or is a damaged dataset of it."""
-        return self.recognizes(path) or (self.resembles is not None and self.resembles(path))
-
-
 FORMATS: tuple[Format, ...] = (
-    Format("LeRobot", recognizes_lerobot, read_lerobot, resembles=resembles_lerobot),
-    Format("Ostinato", recognizes_checkpoint, read_checkpoint),
-    Format("TorchRL", recognizes_torchrl, read_torchrl),
-    Format("RLinf", recognizes_rlinf, read_rlinf),
-    Format(
-        "Minari",
-        recognizes_minari,
-        read_minari,
-        ("minari.MinariDataset",),
-        examine=examine_minari,
-        resembles=resembles_minari,
-    ),
-    Format("robomimic", recognizes_robomimic, read_robomimic, ("h5py.Group",), ("filter_key",), examine_robomimic),
-    Format(
-        "D4RL",
-        recognizes_d4rl,
-        read_d4rl,
-        ("h5py.Group",),
-        ("max_episode_steps",),
-        examine_d4rl,
-        resembles=resembles_hdf5,
-    ),
-    Format("Zarr", recognizes_zarr, read_zarr, ("zarr.Group",), examine=examine_zarr, resembles=resembles_zarr),
+    lerobot.FORMAT,
+    checkpoints.OSTINATO,
+    checkpoints.TORCHRL,
+    rlinf.FORMAT,
+    minari.FORMAT,
+    robomimic.FORMAT,
+    d4rl.FORMAT,
+    zarr.FORMAT,
 )
-"""All formats, in the order in which they are tried."""
+"""The formats of this library, in the order in which they are tried."""
+
+_GROUP = "ostinato.datasets"
+"""Entry points of other packages, each a `Format`."""
+
+
+def formats() -> Iterator[Format]:
+    """Yield all formats: those of this library, then those of other packages, which are imported only then."""
+    yield from FORMATS
+    yield from registered()
+
+
+@cache
+def registered() -> tuple[Format, ...]:
+    """Return the formats of other packages.
+
+    Raises:
+        KindError: if an entry point is no `Format`.
+    """
+    found = [(point, point.load()) for point in entry_points(group=_GROUP)]
+    for point, kind in found:
+        if not isinstance(kind, Format):
+            msg = f"the entry point {point.name} = {point.value} of {_GROUP} must be a Format, got {kind!r}"
+            raise KindError(msg)
+    return tuple(kind for _, kind in found)
 
 
 def format_of(path: Path) -> str | None:
     """Return the name of the format of a path, which exists; None if it is not recognized."""
-    return next((kind.name for kind in FORMATS if kind.recognizes(path)), None)
+    return next((kind.name for kind in formats() if kind.recognizes(path)), None)
 
 
 def known_formats() -> tuple[str, ...]:
     """Return the names of all formats of datasets on disk."""
-    return tuple(kind.name for kind in FORMATS)
+    return tuple(kind.name for kind in formats())
 
 
 def open_dataset(
@@ -211,7 +171,7 @@ def open_dataset(
         contents = _share(contents, used, blocks)
     else:
         rows = len(DatasetStorage(contents, episodes=episodes))
-        root = (lerobot_root(found) if isinstance(found, Path) else None) or found
+        root = (kind.root(found) if isinstance(found, Path) else None) or found
         contents = decode_once(contents, used, rows, cache, root, cache_dir)
     return DatasetStorage(contents, episodes=episodes, fields=fields, tensordict=tensordict)
 
@@ -220,17 +180,17 @@ def _recognize(source: Any) -> tuple[Any, Format]:
     """Return the path or object of a dataset, and its format."""
     known = _formats_of(source)
     if not known and not isinstance(source, (str, os.PathLike)):
-        kinds = ", ".join(dict.fromkeys(name for kind in FORMATS for name in kind.objects))
+        kinds = ", ".join(dict.fromkeys(name for kind in formats() for name in kind.objects))
         msg = f"a dataset is a path, a mapping of arrays, or one of {kinds}, got {type(source).__name__}"
         raise KindError(msg)
     path = source if known else Path(source).expanduser().absolute()  # files are opened later, maybe from elsewhere
     if not known and not path.exists():
         msg = f"{path} does not exist: give the folder or file of a dataset"
         raise CheckpointNotFoundError(msg)
-    for kind in known or FORMATS:
+    for kind in known or formats():
         if kind.recognizes(path):
             return path, kind
-    names = ", ".join(kind.name for kind in FORMATS)
+    names = ", ".join(kind.name for kind in formats())
     msg = f"the format of {path} is not recognized: known formats are {names}, and a mapping of arrays"
     raise KindError(msg)
 
@@ -238,15 +198,17 @@ def _recognize(source: Any) -> tuple[Any, Format]:
 def _check_options(name: str, applicable: tuple[str, ...], options: dict[str, Any]) -> None:
     for option, value in options.items():
         if value is not None and option not in applicable:
-            kinds = ", ".join(kind.name for kind in FORMATS if option in kind.options)
+            kinds = ", ".join(kind.name for kind in formats() if option in kind.options)
             msg = f"{option} is for {kinds}, got {option}={value!r} with a dataset of the format {name}"
             raise OptionError(msg)
 
 
 def _formats_of(source: Any) -> list[Format]:
     """Return the formats that open objects of this class."""
+    if type(source) in {str, dict} or isinstance(source, os.PathLike):
+        return []
     names = {f"{kind.__module__.partition('.')[0]}.{kind.__name__}" for kind in type(source).__mro__}
-    return [kind for kind in FORMATS if not names.isdisjoint(kind.objects)]
+    return [kind for kind in formats() if not names.isdisjoint(kind.objects)]
 
 
 def _used(contents: Contents, fields: Fields) -> set[FieldPath]:
@@ -284,12 +246,9 @@ def _share(contents: Contents, used: set[FieldPath], cache: BlockCache) -> Conte
 
 def _check_budget(max_bytes: int, num_threads: int | None, tolerance_s: Any, max_steps: int | None) -> None:
     for name, value in (("max_bytes", max_bytes), ("num_threads", num_threads), ("max_episode_steps", max_steps)):
-        if value is not None and (type(value) is not int or value < 1):
-            msg = f"{name} must be an integer of at least 1, got {value!r}"
-            raise OptionError(msg)
-    if isinstance(tolerance_s, bool) or not isinstance(tolerance_s, (int, float)) or not 0 < tolerance_s < math.inf:
-        msg = f"tolerance_s must be a positive number of seconds, got {tolerance_s!r}"
-        raise OptionError(msg)
+        if value is not None:
+            check_integer(name, value, 1, OptionError)
+    check_number("tolerance_s", tolerance_s, "a positive number of seconds", lambda seconds: 0 < seconds < math.inf)
 
 
 def _check_cache(source: Any, cache: str | None, cache_dir: str | Path | None) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from ostinato._optional import require
+from ostinato.datasets.arrow import WrongValueError, first_null, flat_values
 from ostinato.datasets.cache import OpenHandles
 from ostinato.datasets.columns import BlockColumn
 from ostinato.errors import DamagedFileError, MissingFileError
@@ -66,14 +67,6 @@ def _open(path: Path) -> _File:
 
 def _close(file: _File) -> None:
     file.parquet.close(force=True)
-
-
-class _WrongValueError(ValueError):
-    """A value of a column that is not what the dataset describes, in a row counted from the first one read."""
-
-    def __init__(self, row: int, what: str) -> None:
-        super().__init__(what)
-        self.row = row
 
 
 class NumberField(NamedTuple):
@@ -282,7 +275,7 @@ class EpisodeFiles:
         for name, array in arrays.items():
             try:
                 values = _numbers(array, self._fields[name])
-            except _WrongValueError as error:
+            except WrongValueError as error:
                 self.raise_wrong(name, row + error.row, str(error))
             out[name] = torch.from_numpy(values)
         return out
@@ -364,42 +357,15 @@ class _NumberBlocks:
 
 def _numbers(array: Any, field: NumberField) -> np.ndarray[Any, Any]:
     """Return an Arrow array of numbers, or of nested lists of them, as `[rows, *shape]`. Copy."""
-    types = require("pyarrow", "lerobot").types
-    shape, dtype = field.shape, np.dtype(str(field.dtype).removeprefix("torch."))
-    rows, left, each = len(array), list(shape), 1  # each: values in one row on this level
-    while True:
-        array = getattr(array, "storage", array)  # extension types of matrices
-        if array.null_count:
-            empty = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
-            raise _WrongValueError(empty // each, "there is no value (null)")
-        fixed = types.is_fixed_size_list(array.type)
-        if not (fixed or types.is_list(array.type) or types.is_large_list(array.type)):
-            break
-        size = left.pop(0) if left else 1
-        counts = (
-            np.full(len(array), array.type.list_size) if fixed else np.diff(array.offsets.to_numpy(zero_copy_only=True))
-        )
-        wrong = np.flatnonzero(counts != size)
-        if wrong.shape[0]:
-            what = f"a list of {counts[wrong[0]]} values, where the shape {list(shape)} asks for {size}"
-            raise _WrongValueError(int(wrong[0]) // each, what)
-        array, each = array.flatten(), each * size
-    if not _is_number(array.type, types):
-        raise _WrongValueError(0, f"values are of type {array.type}, where {dtype} {list(shape)} is described")
-    if int(np.prod(left, dtype=np.int64)) != 1:
-        raise _WrongValueError(0, f"{each} values, where the shape {list(shape)} is described")
-    found = array.to_numpy(zero_copy_only=False)
-    values = _cast(found, dtype, each).reshape(rows, *shape)
+    dtype = np.dtype(str(field.dtype).removeprefix("torch."))
+    flat, each = flat_values(array, field.shape)
+    values = _cast(flat.to_numpy(zero_copy_only=False), dtype, each).reshape(len(array), *field.shape)
     if field.allowed is not None:
         inside = (values >= 0) & (values < field.allowed.shape[0])
         wrong = np.flatnonzero(~(inside & field.allowed[np.where(inside, values, 0)]))
         if wrong.shape[0]:
-            raise _WrongValueError(int(wrong[0]), f"{values[wrong[0]]} is not the number of a task of the dataset")
+            raise WrongValueError(int(wrong[0]), f"{values[wrong[0]]} is not the number of a task of the dataset")
     return values
-
-
-def _is_number(kind: Any, types: Any) -> bool:
-    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))
 
 
 def _cast(found: np.ndarray[Any, Any], dtype: np.dtype[Any], each: int) -> np.ndarray[Any, Any]:
@@ -407,12 +373,12 @@ def _cast(found: np.ndarray[Any, Any], dtype: np.dtype[Any], each: int) -> np.nd
         return found.copy()
     kinds = found.dtype.kind + dtype.kind
     if kinds not in ("ff", "ii", "iu", "ui", "uu", "if", "uf"):
-        raise _WrongValueError(0, f"values are {found.dtype}, where {dtype} is described")
+        raise WrongValueError(0, f"values are {found.dtype}, where {dtype} is described")
     out = found.astype(dtype)
     if kinds != "ff":
         changed = np.flatnonzero(out != found)
         if changed.shape[0]:
-            raise _WrongValueError(int(changed[0]) // each, f"{found[changed[0]]} does not fit {dtype}")
+            raise WrongValueError(int(changed[0]) // each, f"{found[changed[0]]} does not fit {dtype}")
     return out
 
 
@@ -469,9 +435,8 @@ class _Bytes:
         if not (large or types.is_binary(array.type) or types.is_string(array.type)):
             self.files.raise_wrong(self.name, row, f"values are of type {array.type}, where {self.kind} is described")
         if array.null_count:
-            empty = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
             what = f"the row has no {self.kind} (null): values in files of their own are not read"
-            self.files.raise_wrong(self.name, row + empty, what)
+            self.files.raise_wrong(self.name, row + first_null(array), what)
         _, offsets, data = array.buffers()
         ends = np.frombuffer(offsets, np.int64 if large else np.int32)[array.offset : array.offset + len(array) + 1]
         parts = [np.array([len(array)]), ends.astype(np.int64) - ends[0]]

@@ -11,6 +11,7 @@ from ostinato.core.kinds import show_path
 from ostinato.core.processes import whole_in_forks
 from ostinato.datasets.columns import TensorColumn
 from ostinato.datasets.dataset import Contents
+from ostinato.datasets.format import Format
 from ostinato.durable.arrays import DTYPES
 from ostinato.durable.files import OpenFiles
 from ostinato.durable.progress import PARTS, counted
@@ -28,12 +29,12 @@ if TYPE_CHECKING:
 
     from ostinato.core.rows import Path as FieldPath
     from ostinato.datasets.columns import DatasetColumn
-    from ostinato.datasets.open import Reading
+    from ostinato.datasets.format import Reading
     from ostinato.durable.tensorfile import TreePath
     from ostinato.trajectories.index import Entry, TrajectoryData
     from ostinato.trajectories.layout import Signature
 
-__all__ = ["read_rlinf", "recognizes_rlinf"]
+__all__ = ["FORMAT", "read_rlinf"]
 
 _NAMES: dict[str, FieldPath] = {
     "actions": ("action",),
@@ -226,3 +227,6 @@ def _lengths(rows: _Rows, fields: Signature, notes: list[str]) -> tuple[Tensor, 
     ends[torch.from_numpy(np.cumsum(steps) - 1)] = True
     at = ends.nonzero().flatten() + 1
     return at.diff(prepend=at.new_zeros(1)), flags
+
+
+FORMAT = Format("RLinf", recognizes_rlinf, read_rlinf)

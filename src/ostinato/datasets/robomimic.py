@@ -14,7 +14,9 @@ from ostinato.core.options import number_of
 from ostinato.datasets.checks import READ_ERRORS, Place, first_line, usual_rows
 from ostinato.datasets.columns import BlockColumn, MovedColumn
 from ostinato.datasets.dataset import Contents
+from ostinato.datasets.format import Format
 from ostinato.datasets.hdf5 import Hdf5File, Hdf5Source, datasets_of, describe, is_hdf5, read_part
+from ostinato.datasets.hdf5_writer import WRITE
 from ostinato.datasets.stored import Ends, as_flags
 from ostinato.errors import DamagedFileError, OptionError, UsageError
 
@@ -25,9 +27,9 @@ if TYPE_CHECKING:
     from ostinato.core.rows import Path as Key
     from ostinato.datasets.checks import Examination
     from ostinato.datasets.columns import DatasetColumn
-    from ostinato.datasets.open import Reading
+    from ostinato.datasets.format import Reading
 
-__all__ = ["examine_robomimic", "read_robomimic", "recognizes_robomimic"]
+__all__ = ["FORMAT"]
 
 _DEMO = re.compile(r"demo_(\d+)")
 
@@ -214,14 +216,7 @@ def _ends(demos: _Demos, said: list[str], *, drop: bool) -> Ends:
     else:
         said.append("The file has no dones: every demonstration was cut off at its last row.")
     ends = Ends.of(demos.lengths, terminated, np.zeros(rows, bool), drop=drop)
-    if ends.left_out:
-        said.append(
-            "The file has no next_obs: the last row of each demonstration that was cut off is left out "
-            f"({number_of(ends.left_out, 'row')}), since the observation after it is unknown; the row before it is "
-            "truncated."
-        )
-    if drop and bool(terminated[stops - 1].any()):
-        said.append("The file has no next_obs: the next observation of a last row that is done is its own observation.")
+    said += ends.assumed("next_obs")
     return ends
 
 
@@ -319,3 +314,14 @@ class _Examined:
             if unknown:
                 text = f"lists {unknown[0]!r}, which is not in the file ({number_of(len(unknown), 'such name')})"
                 self._look.add("split-invalid", text, Place(f"{self._name}/mask/{key}"))
+
+
+FORMAT = Format(
+    "robomimic",
+    recognizes_robomimic,
+    read_robomimic,
+    objects=("h5py.Group",),
+    options=("filter_key",),
+    examine=examine_robomimic,
+    write=WRITE,  # files of D4RL, too, by an option
+)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 import numpy as np
 import torch
 
+from ostinato.core.options import number_of
 from ostinato.datasets.columns import MovedColumn, TensorColumn
 from ostinato.errors import DamagedFileError, SchemaError
 
@@ -28,6 +29,7 @@ __all__ = [
     "StoredRows",
     "as_block",
     "as_flags",
+    "last_rows",
     "name_rows",
     "torch_dtype",
 ]
@@ -140,6 +142,8 @@ class Ends(NamedTuple):
     """Where the observations after the steps are stored, if that is the next row."""
     left_out: int
     """Stored rows that are not in the dataset."""
+    own_last: bool
+    """Whether last rows of terminated episodes have their own observation as the next one."""
 
     def reason(self, name: str) -> str:
         """Return why rows are not in the dataset, if some are.
@@ -150,6 +154,19 @@ class Ends(NamedTuple):
         if not self.left_out:
             return ""
         return f"the file has no {name}, and what follows the last row of an episode that was cut off is unknown"
+
+    def assumed(self, name: str) -> list[str]:
+        """Return sentences on what was assumed of the last rows of episodes, where the file has no such `name`."""
+        said = []
+        if self.left_out:
+            said.append(
+                f"The file has no {name}: the last row of each episode that was cut off is left out "
+                f"({number_of(self.left_out, 'row')}), since the observation after it is unknown; the row before it is "
+                "truncated."
+            )
+        if self.own_last:
+            said.append(f"The file has no {name}: the next observation of a terminated row is its own observation.")
+        return said
 
     @classmethod
     def of(
@@ -189,6 +206,7 @@ class Ends(NamedTuple):
             None if bool(keep.all()) else StoredRows(rows, shifts),
             StoredRows(rows, shifts, 1, last),
             int((~keep).sum()),
+            drop and not cut.all(),
         )
 
     def place(self, column: DatasetColumn) -> DatasetColumn:
@@ -211,6 +229,13 @@ def as_flags(values: np.ndarray[Any, Any], place: str) -> np.ndarray[Any, np.dty
         msg = f"{place}, row {wrong[0]}: a flag must be 0 or 1, got {flat[wrong[0], 0]}"
         raise DamagedFileError(msg)
     return flat[:, 0].astype(np.bool_)
+
+
+def last_rows(lengths: Tensor) -> TensorColumn:
+    """Return whether a row is the last one of its episode, from the rows of each episode, int64 `[episodes]`."""
+    ends = torch.zeros(int(lengths.sum()), dtype=torch.bool, device="cpu")
+    ends[lengths.cumsum(0) - 1] = True
+    return TensorColumn(ends)
 
 
 @final

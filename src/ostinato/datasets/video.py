@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ostinato.datasets.open import Reading
+    from ostinato.datasets.format import Reading
 
     _Numbers = np.ndarray[Any, np.dtype[np.int64]]
 

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, final
 
 import numpy as np
-import torch
 
 from ostinato._optional import require
 from ostinato.datasets.arrays import examine_arrays, lengths_from_ends
 from ostinato.datasets.cache import OpenHandles
 from ostinato.datasets.checks import READ_ERRORS, Place, first_line, is_picture
-from ostinato.datasets.columns import BlockColumn, TensorColumn
+from ostinato.datasets.columns import BlockColumn
 from ostinato.datasets.dataset import Contents
-from ostinato.datasets.stored import Pieces, as_block, name_rows, torch_dtype
+from ostinato.datasets.format import Format
+from ostinato.datasets.stored import Pieces, as_block, last_rows, name_rows, torch_dtype
 from ostinato.durable.progress import PARTS, counted
 from ostinato.errors import DamagedFileError, SchemaError
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from ostinato.core.rows import Path as Key
     from ostinato.datasets.checks import Examination, Severity
     from ostinato.datasets.columns import DatasetColumn
-    from ostinato.datasets.open import Reading
+    from ostinato.datasets.format import Reading
 
-__all__ = ["examine_zarr", "read_zarr", "recognizes_zarr", "resembles_zarr"]
+__all__ = ["FORMAT"]
 
 _ENDS = "meta/episode_ends"
 _SMALL = 16
@@ -235,9 +235,7 @@ def read_zarr(source: Any, reading: Reading) -> Contents:
     }
     said = [text for found in sources if (text := found.missing_chunks()) is not None]
     if ("done",) not in columns:
-        last = torch.zeros(rows, dtype=torch.bool, device="cpu")
-        last[lengths.cumsum(0) - 1] = True
-        columns["done",] = TensorColumn(last)
+        columns["done",] = last_rows(lengths)
         said.append("The format does not tell terminated from truncated episodes: done is the last row of each.")
     metadata = _metadata(root, [name for name in names if name.startswith("meta/") and name != _ENDS])
     return Contents("zarr", columns, lengths, {}, None, metadata, tuple(said))
@@ -416,3 +414,8 @@ def _check_chunks(name: str, array: Any, look: Examination) -> None:
         text = f"{count - there} of {count} chunks have no file, and only their rows are zeros"
         severity: Severity = "warning" if picture or look.is_state(name) else "note"
         look.add("file-missing", text, Place(f"data/{name}", field=name), severity=severity)
+
+
+FORMAT = Format(
+    "Zarr", recognizes_zarr, read_zarr, objects=("zarr.Group",), examine=examine_zarr, resembles=resembles_zarr
+)

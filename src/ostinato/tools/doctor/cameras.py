@@ -19,11 +19,7 @@ if TYPE_CHECKING:
     from ostinato.tools.doctor.report import Findings
     from ostinato.tools.doctor.rows import RowChecks
 
-__all__ = ["FRAMES_PER_EPISODE", "MOST_FRAMES", "CameraChecks", "sampled_episodes", "sampled_frames"]
-
-FRAMES_PER_EPISODE = 12
-MOST_FRAMES = 2400
-"""Frames of each camera that are decoded unless all are."""
+__all__ = ["CameraChecks"]
 
 _DARK = 8.0
 """Frames whose mean is below are black if hardly any pixel is brighter."""
@@ -37,19 +33,6 @@ class _Run(NamedTuple):
     first: int
     last: int
     frames: int
-
-
-def sampled_episodes(count: int, *, full: bool) -> list[int]:
-    """Return the positions of episodes whose frames are decoded: evenly spaced, all if `full`."""
-    most = MOST_FRAMES // FRAMES_PER_EPISODE
-    return list(range(count)) if full or count <= most else np.linspace(0, count - 1, most).astype(int).tolist()
-
-
-def sampled_frames(length: int, *, full: bool) -> list[int]:
-    """Return the rows of an episode whose frames are decoded: evenly spaced with both ends, all if `full`."""
-    if full or length <= FRAMES_PER_EPISODE:
-        return list(range(length))
-    return sorted(set(np.linspace(0, length - 1, FRAMES_PER_EPISODE).astype(int).tolist()))
 
 
 class CameraChecks:
@@ -124,9 +107,14 @@ class CameraChecks:
                 place = Place(file, number, run.first, camera=self.name)
                 self._findings.add("camera-frozen", text, place, severity=severity)
 
+    @property
+    def brightness(self) -> NDArray[np.float64]:
+        """Mean of each frame seen, from 0 to 255 `[n]`."""
+        return np.array(self._brightness)
+
     def profile(self) -> CameraProfile:
         """Return the brightness over time."""
-        return CameraProfile(self.name, np.array(self._times), np.array(self._brightness))
+        return CameraProfile(self.name, np.array(self._times), self.brightness)
 
 
 def _extend(runs: list[_Run], row: int, *, alike: bool, counts: bool) -> None:

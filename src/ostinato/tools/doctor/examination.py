@@ -7,8 +7,17 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from ostinato.core.options import number_of
-from ostinato.datasets.checks import READ_ERRORS, Pictures, Place, check_size, first_line, is_picture
-from ostinato.tools.doctor.cameras import CameraChecks, sampled_episodes, sampled_frames
+from ostinato.datasets.checks import (
+    READ_ERRORS,
+    Pictures,
+    Place,
+    check_size,
+    first_line,
+    is_picture,
+    sampled_episodes,
+    sampled_frames,
+)
+from ostinato.tools.doctor.cameras import CameraChecks
 from ostinato.tools.doctor.report import Findings, Profile, Report
 from ostinato.tools.doctor.rows import RowChecks, role_of
 
@@ -17,6 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from ostinato.datasets.lerobot_stats import Moments
     from ostinato.durable.progress import Progress
 
 __all__ = ["Collected"]
@@ -105,7 +115,7 @@ class Collected(Findings):
             check_size(array)
         fields = {name: np.asarray(array[:]) for name, array in numbers.items()}
         self.rows.episode(number, fields, rows, file=file, nexts=nexts)
-        self._step(number + 1, self._episodes)
+        self._step(min(len(self.rows.lengths), self._episodes), self._episodes)
         return pictures if number in self.chosen else {}
 
     def look(
@@ -142,6 +152,14 @@ class Collected(Findings):
     def camera(self, name: str) -> CameraChecks:
         """Return the checks of a camera."""
         return self._cameras.setdefault(name, CameraChecks(name, self, self.rows, self.fps))
+
+    def moments(self, name: str) -> Moments | None:
+        """Return the statistics of a field, None if it was not shown."""
+        return self.rows.moments(name)
+
+    def add_jitter(self, milliseconds: float) -> None:
+        """Note the largest distance of a step in time from the usual one in an episode, for plots."""
+        self.profile.jitter_ms.append(milliseconds)
 
     def zero_share(self, name: str) -> float:
         """Return the share of rows of a field that are all zeros, of evenly spaced ones."""

@@ -13,15 +13,11 @@ from ostinato.datasets import open_dataset
 from ostinato.datasets.arrays import examine_mapping
 from ostinato.datasets.checks import READ_ERRORS, Place, first_line
 from ostinato.datasets.hdf5 import resembles_hdf5
-from ostinato.datasets.lerobot import lerobot_root
-from ostinato.datasets.minari import recognizes_minari
-from ostinato.datasets.open import FORMATS, known_formats
+from ostinato.datasets.open import formats, known_formats
 from ostinato.durable.manifest import holds_checkpoint
 from ostinato.durable.progress import Progress
 from ostinato.errors import CheckpointNotFoundError, KindError, MissingExtraError, OptionError, OstinatoError
 from ostinato.tools.doctor.examination import Collected
-from ostinato.tools.doctor.lerobot import LeRobotTables
-from ostinato.tools.doctor.lerobot_cameras import LeRobotCameras
 from ostinato.tools.doctor.opened import examine_rows
 from ostinato.tools.inspect import is_store
 from ostinato.tools.verify import verify
@@ -30,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ostinato.datasets import DatasetStorage
+    from ostinato.datasets.format import Format
     from ostinato.durable.progress import ProgressOption
     from ostinato.tools.doctor.report import Report
 
@@ -99,19 +96,22 @@ def _examine(source: Any, episode_ends: Any, look: Collected) -> Report:
     if not path.exists():
         msg = f"{path} does not exist: give the folder or file of a dataset"
         raise CheckpointNotFoundError(msg)
-    root = _root(path)
-    kind = next((kind for kind in FORMATS if kind.may_be(root)), None)
+    kind, root = _recognize(path.absolute())
     if kind is None and not _stores(root):
         msg = f"{path} is not a dataset of a known format: these are {', '.join(known_formats())}"
         raise KindError(msg)
-    checks = None if kind is None else _lerobot if kind.name == "LeRobot" else kind.examine
-    return _saved(root, path, look) if checks is None else _files(checks, root, path, look)
+    if kind is None or kind.examine is None:
+        return _saved(root, path, look)
+    return _files(kind.examine, root, path, look)
 
 
-def _root(path: Path) -> Path:
-    """Return the folder of a dataset whose path is one within it, such as `meta/info.json`; else the path."""
-    path = path.absolute()
-    return lerobot_root(path) or (path.parent if path.is_file() and recognizes_minari(path) else path)
+def _recognize(path: Path) -> tuple[Format | None, Path]:
+    """Return the format of a dataset, maybe damaged, and the path of the whole dataset."""
+    for kind in formats():
+        root = kind.find(path)
+        if root is not None:
+            return kind, root
+    return None, path
 
 
 def _files(checks: Callable[[Path, Collected], str], root: Path, path: Path, look: Collected) -> Report:
@@ -141,18 +141,6 @@ def _open(path: Path, look: Collected) -> DatasetStorage | None:
         look.add("not-opened", first_line(error), Place(path.name))
         return None
     return dataset
-
-
-def _lerobot(path: Path, look: Collected) -> str:
-    tables = LeRobotTables(path, look)
-    tables.check(look.steps())
-    look.fps = tables.meta.fps
-    cameras = LeRobotCameras(tables, look)
-    cameras.check(look.steps())
-    total = tables.total * (len(tables.meta.cameras) + len(tables.meta.images))
-    words = "" if cameras.decoded == total else " (12 of each episode, of at most 200 episodes; --full decodes all)"
-    look.decoded = f"{cameras.decoded:,} of {number_of(total, 'picture')} decoded{words}" if total else ""
-    return f"lerobot {tables.meta.version}"
 
 
 # -- formats without checks of their own: what Ostinato, RLinf and TorchRL saved ---------------------------------------

@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from ostinato.datasets.lerobot_stats import Moments
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Event", "FieldNumbers", "Moments"]
+__all__ = ["Event", "FieldNumbers"]
 
 Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
@@ -21,56 +23,6 @@ _FEW = 16
 """Dimensions with so few values are switches, flags or classes."""
 _MOST_DIMENSIONS = 256
 """Steps are not compared in wider fields."""
-
-
-class Moments:
-    """Count, mean, standard deviation, smallest and largest value of each dimension, without NaN and infinities."""
-
-    def __init__(self, dimensions: int) -> None:
-        self.count = np.zeros(dimensions, np.int64)
-        self.mean = np.zeros(dimensions)
-        self._squares = np.zeros(dimensions)
-        self.low = np.full(dimensions, np.inf)
-        self.high = np.full(dimensions, -np.inf)
-        self.at_low = np.zeros(dimensions, np.int64)
-        self.at_high = np.zeros(dimensions, np.int64)
-
-    @property
-    def std(self) -> Floats:
-        """Standard deviation (of the population)."""
-        deviation: Floats = np.sqrt(self._squares / np.maximum(self.count, 1))
-        return deviation
-
-    def feed(self, values: Floats) -> None:
-        """Add rows `[n, D]`."""
-        valid = np.isfinite(values)
-        if valid.all():
-            count = np.full(values.shape[1], values.shape[0])
-            low, high, clean = values.min(0), values.max(0), values
-        else:
-            count = valid.sum(0)
-            low = np.where(valid, values, np.inf).min(0)
-            high = np.where(valid, values, -np.inf).max(0)
-            clean = np.where(valid, values, 0.0)
-        safe = np.maximum(count, 1)
-        mean = clean.sum(0) / safe
-        squares = (np.where(valid, clean - mean, 0.0) ** 2).sum(0)
-        total = np.maximum(self.count + count, 1)
-        shift = mean - self.mean
-        self._squares += squares + shift**2 * self.count * count / total
-        self.mean += shift * count / total
-        self.count += count
-        self.at_low = self._limit(self.at_low, (values == low).sum(0), low, self.low, lower=True)
-        self.at_high = self._limit(self.at_high, (values == high).sum(0), high, self.high, lower=False)
-        self.low, self.high = np.minimum(self.low, low), np.maximum(self.high, high)
-
-    @staticmethod
-    def _limit(
-        known: NDArray[np.int64], new: NDArray[np.int64], value: Floats, limit: Floats, *, lower: bool
-    ) -> NDArray[np.int64]:
-        beyond = value < limit if lower else value > limit
-        counts: NDArray[np.int64] = np.where(beyond, new, np.where(value == limit, known + new, known))
-        return counts
 
 
 class Event(NamedTuple):
@@ -98,8 +50,6 @@ class FieldNumbers:
 
     def __init__(self, dimensions: int, *, steps: bool) -> None:
         self.moments = Moments(dimensions)
-        self.nan = 0
-        self.infinite = 0
         self._steps = steps and dimensions <= _MOST_DIMENSIONS
         self._rows = 0
         self._values = _Spaced(dimensions)
@@ -164,11 +114,12 @@ class FieldNumbers:
         if some.any():
             usual[some] = np.nanquantile(moving[:, some], 0.9, axis=0)
         often = np.quantile(sizes, 0.99, axis=0) if sizes.shape[0] >= 1000 else usual
-        return np.maximum(np.maximum(usual, often), 0.02 * self._spread())
+        return np.maximum(np.maximum(usual, often), 0.02 * self._spread(0.005))
 
-    def _spread(self) -> Floats:
+    def _spread(self, outside: float) -> Floats:
+        """Return the range of each dimension without a share of the values at both ends."""
         values = np.where(np.isfinite(self.sample), self.sample, 0.0)
-        low, high = np.quantile(values, (0.005, 0.995), axis=0)
+        low, high = np.quantile(values, (outside, 1 - outside), axis=0)
         spread: Floats = high - low
         return spread
 
@@ -176,7 +127,7 @@ class FieldNumbers:
         """Return steps that are far larger than the others of their dimension; few of each dimension."""
         if self._differences.rows.shape[0] < 20:
             return []
-        scale, spread, distinct = self._scale(), self._middle_spread(), self.distinct()
+        scale, spread, distinct = self._scale(), self._spread(0.02), self.distinct()
         moving = (self._differences.rows > 0).sum(0)
         least = np.maximum(8 * scale, self._above_gap())
         found: list[Event] = []
@@ -205,12 +156,6 @@ class FieldNumbers:
         last = gaps.shape[0] - 1 - np.argmax(gaps[::-1], 0)
         sizes: Floats = np.where(gaps.any(0), top[last, np.arange(top.shape[1])], np.inf)
         return sizes
-
-    def _middle_spread(self) -> Floats:
-        values = np.where(np.isfinite(self.sample), self.sample, 0.0)
-        low, high = np.quantile(values, (0.02, 0.98), axis=0)
-        spread: Floats = high - low
-        return spread
 
 
 def _join(found: list[Event], event: Event) -> None:

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ostinato.datasets.checks import Severity
-    from ostinato.tools.doctor.numbers import Event, Moments
+    from ostinato.datasets.lerobot_stats import Moments
+    from ostinato.tools.doctor.numbers import Event
     from ostinato.tools.doctor.report import Findings, Profile
 
 __all__ = ["Role", "RowChecks", "role_of"]

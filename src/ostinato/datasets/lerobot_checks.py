@@ -8,21 +8,20 @@ import numpy as np
 
 from ostinato._optional import require
 from ostinato.core.options import number_of
-from ostinato.datasets.arrow import column_problem, leaf_type, to_array
+from ostinato.datasets.arrow import WrongValueError, leaf_type, to_array
 from ostinato.datasets.checks import READ_ERRORS, Place, first_line
-from ostinato.datasets.lerobot_metadata import INFO, STATISTICS, Metadata, whole_number
-from ostinato.tools.doctor.numbers import Moments
-from ostinato.tools.doctor.statistics import wrong_statistics
+from ostinato.datasets.lerobot_cameras import LeRobotCameras
+from ostinato.datasets.lerobot_metadata import INFO, STATISTICS, Metadata
+from ostinato.datasets.lerobot_stats import Moments, wrong_statistics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
-    from ostinato.datasets.checks import Severity
+    from ostinato.datasets.checks import Examination, Severity
     from ostinato.datasets.lerobot_metadata import EpisodeEntry
-    from ostinato.tools.doctor.examination import Collected
 
-__all__ = ["LeRobotTables"]
+__all__ = ["examine_lerobot"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -30,6 +29,18 @@ _BATCH_ROWS = 8192
 _BOOKKEEPING = ("timestamp", "frame_index", "episode_index", "index", "task_index")
 _SLACK_S = 1e-4
 """Largest distance between a timestamp and its frame, as LeRobot has it."""
+
+
+def examine_lerobot(path: Path, look: Examination) -> str:
+    """Examine a LeRobot dataset: its metadata, its tables, then its cameras."""
+    tables = LeRobotTables(path, look)
+    tables.check()
+    look.fps = tables.meta.fps
+    decoded = LeRobotCameras(tables, look).check()
+    total = tables.total * (len(tables.meta.cameras) + len(tables.meta.images))
+    words = "" if decoded == total else " (12 of each episode, of at most 200 episodes; --full decodes all)"
+    look.decoded = f"{decoded:,} of {number_of(total, 'picture')} decoded{words}" if total else ""
+    return f"lerobot {tables.meta.version}"
 
 
 @final
@@ -41,7 +52,7 @@ class LeRobotTables:
         look: the examination.
     """
 
-    def __init__(self, root: Path, look: Collected) -> None:
+    def __init__(self, root: Path, look: Examination) -> None:
         self.meta = Metadata(root, look)
         self.entries: list[EpisodeEntry] = []
         """What the metadata says of each episode."""
@@ -49,28 +60,25 @@ class LeRobotTables:
         """Texts of the tasks by number; None if they could not be read."""
         self.statistics: dict[str, Any] | None = None
         """Statistics of the dataset; None if there are none."""
-        self.rows = look.rows
         self.numbers: dict[int, int] = {}
         """Rows found of each episode."""
         self.starts: dict[int, int] = {}
         """First row of each episode found."""
         self.total = 0
         """Rows found."""
-        self._findings = look
-        self._profile = look.profile
+        self._look = look
         self._complete = True
         self._reported: set[tuple[str, str]] = set()
         self._used_tasks: set[int] = set()
         self._entry_of: dict[int, EpisodeEntry] = {}
         self._last = -1
 
-    def check(self, progress: Callable[[int, int], None]) -> None:
+    def check(self) -> None:
         """Check metadata and tables."""
         self._read_metadata()
-        files = self._files()
-        for done, name in enumerate(files, 1):
+        self._look.expect(len(self.entries))
+        for name in self._files():
             self._read_file(name)
-            progress(done, len(files))
         self._check_lengths()
         self._check_counts()
         self._check_tasks()
@@ -92,20 +100,16 @@ class LeRobotTables:
             meta.fault("file-missing", "without it nothing is normalized", STATISTICS, severity="warning")
 
     def _check_counts(self) -> None:
-        info, episodes = self.meta.info, len(self.entries)
-        found: dict[str, tuple[int, str]] = {"total_episodes": (episodes, "the table of episodes has {}")}
+        info, episodes, count = self.meta.info, len(self.entries), self.meta.check_count
+        count("total_episodes", episodes, f"the table of episodes has {episodes:,}")
         if self._complete:
-            found["total_frames"] = (self.total, "the tables have {} rows")
+            count("total_frames", self.total, f"the tables have {self.total:,} rows")
         if self.tasks is not None:
-            found["total_tasks"] = (len(self.tasks), "the table of tasks has {}")
-        for key, (count, words) in found.items():
-            if info and whole_number(info.get(key)) != count:
-                text = f"{key} is {info.get(key)!r}, but {words.format(f'{count:,}')}"
-                self._findings.add("count-mismatch", text, Place(file=INFO, field=key))
+            count("total_tasks", len(self.tasks), f"the table of tasks has {len(self.tasks):,}")
         videos = len(self.meta.cameras) * episodes
         if "total_videos" in info and info["total_videos"] != videos:
             text = f"total_videos is {info['total_videos']!r}, but {videos:,} belong to the episodes"
-            self._findings.add("count-mismatch", text, Place(file=INFO, field="total_videos"), severity="warning")
+            self._look.add("count-mismatch", text, Place(file=INFO, field="total_videos"), severity="warning")
         self._check_splits(info.get("splits"), episodes)
 
     def _check_splits(self, splits: Any, episodes: int) -> None:
@@ -114,7 +118,7 @@ class LeRobotTables:
             valid = start.isdigit() and stop.isdigit()
             if not valid or not 0 <= int(start) <= int(stop) <= episodes:
                 text = f"split {name!r} is {words!r}, the dataset has {number_of(episodes, 'episode')}"
-                self._findings.add("split-invalid", text, Place(file=INFO, field="splits"))
+                self._look.add("split-invalid", text, Place(file=INFO, field="splits"))
 
     def _check_tasks(self) -> None:
         tasks = self.tasks
@@ -123,12 +127,12 @@ class LeRobotTables:
         for number, text in (tasks or {}).items():
             if not text.strip() or text == "None":
                 only: Severity | None = "note" if len(tasks or {}) == 1 else None  # usual where a dataset has one task
-                self._findings.add("task-text", f"task {number} has no text", Place(file=file), severity=only)
+                self._look.add("task-text", f"task {number} has no text", Place(file=file), severity=only)
             elif text in seen:
-                self._findings.add("task-text", f"tasks {seen[text]} and {number} are both {text!r}", Place(file=file))
+                self._look.add("task-text", f"tasks {seen[text]} and {number} are both {text!r}", Place(file=file))
             seen.setdefault(text, number)
             if self._complete and number not in self._used_tasks:
-                self._findings.add("task-unused", f"no episode has task {number} ({text!r})", Place(file=file))
+                self._look.add("task-unused", f"no episode has task {number} ({text!r})", Place(file=file))
 
     # -- the tables ----------------------------------------------------------------------------------------------------
 
@@ -144,12 +148,12 @@ class LeRobotTables:
             return there
         for name in there:
             if name not in listed:
-                self._findings.add("file-unlisted", "no episode lies in this file", Place(file=name))
+                self._look.add("file-unlisted", "no episode lies in this file", Place(file=name))
         for name, episode in listed.items():
             if name not in there:
                 count = sum(entry.file == name for entry in self.entries)
                 text = f"{count} episode{'s' if count > 1 else ''} should lie in it"
-                self._findings.add("file-missing", text, Place(file=name, episode=episode))
+                self._look.add("file-missing", text, Place(file=name, episode=episode))
                 self._complete = False
         return [name for name in listed if name in there]
 
@@ -166,7 +170,7 @@ class LeRobotTables:
         except READ_ERRORS as error:
             self._complete = False
             first = next((entry.number for entry in expected if entry.number not in self.numbers), None)
-            self._findings.add("file-unreadable", first_line(error), Place(file=name, episode=first))
+            self._look.add("file-unreadable", first_line(error), Place(file=name, episode=first))
 
     def _columns(self, schema: Any, file: str) -> list[str]:
         """Compare the columns of a file with the features; return those to read."""
@@ -195,7 +199,7 @@ class LeRobotTables:
         """Add a finding about a column, once for all files."""
         if (check, name) not in self._reported:
             self._reported.add((check, name))
-            self._findings.add(check, text, Place(file=file, field=name), severity=severity)
+            self._look.add(check, text, Place(file=file, field=name), severity=severity)
 
     def _episodes(
         self, file: Any, columns: list[str], name: str, expected: list[EpisodeEntry]
@@ -234,25 +238,17 @@ class LeRobotTables:
         arrays = {}
         for name in columns:
             column = batch.column(batch.schema.get_field_index(name))
-            problem = column_problem(column)
-            if problem is not None:
-                check, text, at = problem
-                frame = None if at is None else row + at
-                where = "" if frame is None else f", first in row {frame} of the file"
-                self._once(check, text + where, file, name)
+            try:
+                values = to_array(column)
+            except WrongValueError as error:
+                self._once(error.check, f"{error}, first in row {row + error.row} of the file", file, name)
                 continue
-            values = to_array(column)
             shape = self.meta.shape(name) if name in self.meta.features else (1,)
             size = None if shape is None else int(np.prod(shape, dtype=np.int64))
-            if values is None:
-                continue
-            if size is not None and values.shape[1] != size:
+            if size is not None and len(values) and values.shape[1] != size:
                 text = f"the features say {list(shape or ())}, rows have {number_of(values.shape[1], 'value')}"
                 self._once("shape-mismatch", text, file, name)
             arrays[name] = values
-        arrays["episode_index"] = arrays.get("episode_index", np.zeros((0, 0)))
-        if arrays["episode_index"].shape[0] != batch.num_rows:
-            del arrays["episode_index"]
         return arrays
 
     # -- one episode ---------------------------------------------------------------------------------------------------
@@ -263,16 +259,16 @@ class LeRobotTables:
         where = Place(file, number)
         if number in self.numbers:
             text = "its rows are in more than one place"
-            self._findings.add("index-order", text, where._replace(field="episode_index"))
+            self._look.add("index-order", text, where._replace(field="episode_index"))
         elif entry is None and self._entry_of:
             text = f"the table has {number_of(rows, 'row')} of episode {number}, which the metadata lacks"
-            self._findings.add("episode-bounds", text, where)
+            self._look.add("episode-bounds", text, where)
         elif number < self._last:
             text = f"its rows come after those of episode {self._last}"
-            self._findings.add("index-order", text, where._replace(field="episode_index"))
+            self._look.add("index-order", text, where._replace(field="episode_index"))
         elif entry is not None and entry.file not in {None, file}:
             text = f"the metadata says that it lies in {entry.file}"
-            self._findings.add("episode-bounds", text, where)
+            self._look.add("episode-bounds", text, where)
         self._last = max(self._last, number)
         self.starts.setdefault(number, self.total)
         self.numbers[number] = self.numbers.get(number, 0) + rows
@@ -280,7 +276,7 @@ class LeRobotTables:
         self._check_times(arrays, where)
         self._check_episode_task(arrays, entry, where)
         content = {key: values for key, values in arrays.items() if key not in _BOOKKEEPING}
-        self.rows.episode(number, content, rows, file=file)
+        self._look.episode(number, content, rows, file)
         if entry is not None:
             self._check_episode_statistics(entry, content, file)
         self.total += rows
@@ -294,7 +290,7 @@ class LeRobotTables:
             if wrong.shape[0]:
                 at = int(wrong[0])
                 text = f"is {values[at]} where {first + at} is expected ({number_of(wrong.shape[0], 'row')} off)"
-                self._findings.add("index-order", text, where._replace(frame=at, field=name))
+                self._look.add("index-order", text, where._replace(frame=at, field=name))
 
     def _check_times(self, arrays: dict[str, Array], where: Place) -> None:
         if "timestamp" not in arrays:
@@ -302,18 +298,18 @@ class LeRobotTables:
         times = arrays["timestamp"][:, 0].astype(np.float64)
         if not np.isfinite(times).all():
             at = int(np.flatnonzero(~np.isfinite(times))[0])
-            self._findings.add("value-nan", f"is {times[at]}", where._replace(frame=at, field="timestamp"))
+            self._look.add("value-nan", f"is {times[at]}", where._replace(frame=at, field="timestamp"))
             return
         steps = np.diff(times)
         back = np.flatnonzero(~(steps > 0))
         if back.shape[0]:
             at = int(back[0]) + 1
             text = f"{times[at]:g} s follows {times[at - 1]:g} s"
-            self._findings.add("timestamp-order", text, where._replace(frame=at, field="timestamp"))
+            self._look.add("timestamp-order", text, where._replace(frame=at, field="timestamp"))
         fps = self.meta.fps
         if fps is None or not times.shape[0]:
             return
-        self._profile.jitter_ms.append(float(np.abs(steps - 1 / fps).max() * 1000) if steps.shape[0] else 0.0)
+        self._look.add_jitter(float(np.abs(steps - 1 / fps).max() * 1000) if steps.shape[0] else 0.0)
         slack = _SLACK_S + 4 * np.finfo(np.float32).eps * float(np.abs(times).max())
         late = np.flatnonzero(~(np.abs(times - np.arange(times.shape[0]) / fps) <= slack))
         if late.shape[0] and not back.shape[0]:
@@ -321,7 +317,7 @@ class LeRobotTables:
             severity: Severity = "error" if self.meta.cameras else "warning"
             off = number_of(late.shape[0], "row")
             text = f"is {times[at]:.6g} s, {at / fps:.6g} s expected at {fps:g} fps ({off} off)"
-            self._findings.add("timestamp-rate", text, where._replace(frame=at, field="timestamp"), severity=severity)
+            self._look.add("timestamp-rate", text, where._replace(frame=at, field="timestamp"), severity=severity)
 
     def _check_episode_task(self, arrays: dict[str, Array], entry: EpisodeEntry | None, where: Place) -> None:
         if "task_index" not in arrays:
@@ -334,15 +330,15 @@ class LeRobotTables:
         for number in sorted(numbers - set(tasks)):
             at = int(np.flatnonzero(values == number)[0])
             text = f"task {number} is not in the table of tasks"
-            self._findings.add("task-unknown", text, where._replace(frame=at, field="task_index"))
+            self._look.add("task-unknown", text, where._replace(frame=at, field="task_index"))
         if entry is None or not isinstance(entry.tasks, list) or numbers - set(tasks):
             return
         texts = {tasks[number] for number in numbers}
         if not entry.tasks:
-            self._findings.add("task-unknown", "the table of episodes gives it no task", where)
+            self._look.add("task-unknown", "the table of episodes gives it no task", where)
         elif texts != set(entry.tasks):
             text = f"the table of episodes says {sorted(entry.tasks)}, its rows {sorted(texts)}"
-            self._findings.add("task-mismatch", text, where)
+            self._look.add("task-mismatch", text, where)
 
     def _check_episode_statistics(self, entry: EpisodeEntry, content: dict[str, Array], file: str) -> None:
         for name, given in entry.statistics.items():
@@ -354,7 +350,7 @@ class LeRobotTables:
             problems = wrong_statistics(given, moments)
             if problems:
                 text = "statistics of the episode: " + "; ".join(problems)
-                self._findings.add("statistics-mismatch", text, Place(file=file, episode=entry.number, field=name))
+                self._look.add("statistics-mismatch", text, Place(file=file, episode=entry.number, field=name))
 
     # -- both together -------------------------------------------------------------------------------------------------
 
@@ -364,24 +360,24 @@ class LeRobotTables:
             missing = entry.number not in self.numbers and not self._complete
             if entry.length is not None and found != entry.length and not missing:
                 text = f"the metadata says {entry.length} rows, the table has {found}"
-                self._findings.add("episode-length", text, Place(file=entry.file, episode=entry.number))
+                self._look.add("episode-length", text, Place(file=entry.file, episode=entry.number))
 
     def _check_statistics(self) -> None:
         known = self.statistics
         if known is None or not self._complete:
             return
         for name in self.meta.features:
-            moments = self.rows.moments(name)
+            moments = self._look.moments(name)
             if moments is None or moments.count.min() != self.total:
                 continue
             given = known.get(name)
             if not isinstance(given, dict):
                 text = "there are no statistics of this feature"
-                self._findings.add("statistics-mismatch", text, Place(file=STATISTICS, field=name))
+                self._look.add("statistics-mismatch", text, Place(file=STATISTICS, field=name))
                 continue
             problems = wrong_statistics(given, moments)
             if problems:
-                self._findings.add("statistics-mismatch", "; ".join(problems), Place(file=STATISTICS, field=name))
+                self._look.add("statistics-mismatch", "; ".join(problems), Place(file=STATISTICS, field=name))
 
 
 def _joined(parts: list[dict[str, Array]]) -> dict[str, Array]:

@@ -10,22 +10,20 @@ import numpy as np
 
 from ostinato._optional import require
 from ostinato.core.options import number_of
-from ostinato.datasets.checks import READ_ERRORS, Place
+from ostinato.datasets.checks import READ_ERRORS, Place, sampled_episodes, sampled_frames
 from ostinato.datasets.lerobot_metadata import INFO, STATISTICS
-from ostinato.tools.doctor.cameras import sampled_episodes, sampled_frames
-from ostinato.tools.doctor.statistics import flat_numbers
-from ostinato.tools.doctor.video_file import BrokenFrameError, gray_frames, read_header
+from ostinato.datasets.lerobot_stats import flat_numbers
+from ostinato.datasets.video_file import BrokenFrameError, gray_frames, read_header
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
+    from ostinato.datasets.checks import Camera, Examination
+    from ostinato.datasets.lerobot_checks import LeRobotTables
     from ostinato.datasets.lerobot_metadata import Clip, EpisodeEntry
-    from ostinato.tools.doctor.cameras import CameraChecks
-    from ostinato.tools.doctor.examination import Collected
-    from ostinato.tools.doctor.lerobot import LeRobotTables
-    from ostinato.tools.doctor.video_file import VideoHeader
+    from ostinato.datasets.video_file import VideoHeader
 
 __all__ = ["LeRobotCameras"]
 
@@ -44,30 +42,30 @@ class LeRobotCameras:
         look: the examination.
     """
 
-    def __init__(self, tables: LeRobotTables, look: Collected) -> None:
+    def __init__(self, tables: LeRobotTables, look: Examination) -> None:
         self._tables = tables
         self._meta = tables.meta
-        self._findings = look
+        self._examination = look
         self._full = look.full
         self._chosen: set[int] = set()
-        self.decoded = 0
-        """Number of frames looked at."""
 
-    def check(self, progress: Callable[[int, int], None]) -> None:
-        """Check all cameras."""
+    def check(self) -> int:
+        """Check all cameras; return the number of frames looked at."""
         numbers = [entry.number for entry in self._tables.entries]
         self._chosen = {numbers[at] for at in sampled_episodes(len(numbers), full=self._full)}
-        cameras = [*self._meta.cameras, *self._meta.images]
-        done, total = 0, len(cameras) * max(len(numbers), 1)
+        cameras, progress = [*self._meta.cameras, *self._meta.images], self._examination.steps()
+        decoded = done = 0
+        total = len(cameras) * max(len(numbers), 1)
         for name in cameras:
-            checks = self._findings.camera(name)
+            camera = self._examination.camera(name)
             files = self._check_video if name in self._meta.cameras else self._check_images
-            for count in files(name, checks):
+            for count in files(name, camera):
                 done += count
                 progress(min(done, total), total)
-            self.decoded += checks.decoded
-            self._check_statistics(name, checks.profile().brightness)
+            decoded += camera.decoded
+            self._check_statistics(name, camera.brightness)
         self._check_unlisted()
+        return decoded
 
     def _check_statistics(self, name: str, brightness: NDArray[np.float64]) -> None:
         """Compare the mean of a camera, three colors from 0 to 1, with the brightness of the frames looked at."""
@@ -77,24 +75,24 @@ class LeRobotCameras:
         entry = known.get(name)
         colors = flat_numbers(entry.get("mean")) if isinstance(entry, dict) else None
         if colors is None or colors.shape[0] not in {1, 3} or not np.isfinite(colors).all():
-            self._findings.add("statistics-mismatch", "there is no mean of its colors", place)
+            self._examination.add("statistics-mismatch", "there is no mean of its colors", place)
             return
         weights = np.array([0.299, 0.587, 0.114]) if colors.shape[0] == 3 else np.ones(1)
         given, found = float(colors @ weights), float(brightness.mean() / 255) if brightness.shape[0] else None
         if found is not None and abs(given - found) > _MEAN_SLACK:
             text = f"the mean brightness is {given:.3g}, that of the frames looked at {found:.3g} (black 0, white 1)"
-            self._findings.add("statistics-mismatch", text, place)
+            self._examination.add("statistics-mismatch", text, place)
 
     def _check_unlisted(self) -> None:
         listed = {clip.file for entry in self._tables.entries for clip in entry.clips.values()}
         for path in sorted((self._meta.root / "videos").rglob("*.mp4")):
             name = path.relative_to(self._meta.root).as_posix()
             if listed and name not in listed:
-                self._findings.add("file-unlisted", "no episode lies in this file", Place(name))
+                self._examination.add("file-unlisted", "no episode lies in this file", Place(name))
 
     # -- videos --------------------------------------------------------------------------------------------------------
 
-    def _check_video(self, name: str, checks: CameraChecks) -> Iterator[int]:
+    def _check_video(self, name: str, checks: Camera) -> Iterator[int]:
         """Check the files of one camera; yields the number of episodes in each."""
         self._check_declared(name)
         found = [(entry, entry.clips[name]) for entry in self._tables.entries if name in entry.clips]
@@ -108,49 +106,43 @@ class LeRobotCameras:
             yield len(episodes)
 
     def _check_declared(self, name: str) -> None:
-        info = self._meta.features[name].get("info") or self._meta.features[name].get("video_info") or {}
-        declared = info.get("video.fps") if isinstance(info, dict) else None
+        declared = self._meta.video_info(name).get("video.fps")
         if isinstance(declared, (int, float)) and self._meta.fps is not None and declared != self._meta.fps:
             text = f"video.fps is {declared:g}, the fps of the dataset {self._meta.fps:g}"
-            self._findings.add("video-rate", text, Place(INFO, camera=name), severity="warning")
+            self._examination.add("video-rate", text, Place(INFO, camera=name), severity="warning")
 
     def _header(self, name: str, file: str, episodes: list[tuple[EpisodeEntry, Clip]]) -> VideoHeader | None:
         place = Place(file, episodes[0][0].number, camera=name)
         path = self._meta.root / file
         if not path.exists():
             text = f"{len(episodes)} episode{'s' if len(episodes) > 1 else ''} should lie in it"
-            self._findings.add("file-missing", text, place)
+            self._examination.add("file-missing", text, place)
             return None
         try:
             header = read_header(path)
         except READ_ERRORS as error:
-            self._findings.add("file-unreadable", f"not a readable video: {error}", place)
+            self._examination.add("file-unreadable", f"not a readable video: {error}", place)
             return None
         if not header.codec:
-            self._findings.add("video-codec", "there is no decoder for its codec", place)
+            self._examination.add("video-codec", "there is no decoder for its codec", place)
             return None
         if header.missing is not None:
             text = f"the file is cut short: frames from {header.missing} on of {len(header.times)} are missing"
             cut = [entry.number for entry, clip in episodes if self._first(header, clip) <= header.missing]
             where = place._replace(episode=cut[-1] if cut else place.episode, frame=header.missing)
-            self._findings.add("file-unreadable", text, where)
+            self._examination.add("file-unreadable", text, where)
         self._check_format(name, header, place)
         return header if self._check_rate(header, place) else None
 
     def _check_format(self, name: str, header: VideoHeader, place: Place) -> None:
-        entry = self._meta.features[name]
-        shape, names = self._meta.shape(name), entry.get("names")
-        if shape is not None and len(shape) == 3:
-            first = isinstance(names, list) and bool(names) and str(names[0]).startswith("c")
-            size = shape[1:] if first or (shape[0] in {1, 3} and shape[2] not in {1, 3}) else shape[:2]
-            if size != (header.height, header.width):
-                text = f"the video has {header.height}x{header.width} pixels, the features say {size[0]}x{size[1]}"
-                self._findings.add("video-size", text, place)
-        info = entry.get("info") or entry.get("video_info") or {}
-        declared = str(info.get("video.codec", "")) if isinstance(info, dict) else ""
+        shape = self._meta.picture_shape(name)
+        if shape is not None and shape[1:] != (header.height, header.width):
+            text = f"the video has {header.height}x{header.width} pixels, the features say {shape[1]}x{shape[2]}"
+            self._examination.add("video-size", text, place)
+        declared = str(self._meta.video_info(name).get("video.codec", ""))
         if declared and _CODECS.get(declared, declared) != header.codec:
             text = f"the video is {header.codec}, the features say {declared}"
-            self._findings.add("video-codec", text, place, severity="note")
+            self._examination.add("video-codec", text, place, severity="note")
 
     def _check_rate(self, header: VideoHeader, place: Place) -> bool:
         fps, steps = self._meta.fps, np.diff(header.times)
@@ -162,10 +154,10 @@ class LeRobotCameras:
         at, usual = int(wrong[0]), float(1 / max(np.median(steps), 1e-9))
         if abs(usual - fps) > 1e-3 * fps:
             text = f"the video has {usual:.4g} frames per second, the dataset {fps:g}"
-            self._findings.add("video-rate", text, place)
+            self._examination.add("video-rate", text, place)
         else:
             text = f"{steps[at]:.4g} s pass after frame {at}, 1 / fps = {1 / fps:.4g} s expected"
-            self._findings.add("video-rate", text, place._replace(frame=at + 1))
+            self._examination.add("video-rate", text, place._replace(frame=at + 1))
         return False
 
     def _first(self, header: VideoHeader, clip: Clip) -> int:
@@ -181,23 +173,23 @@ class LeRobotCameras:
         if clip.stop_s is None:
             if frames != length:
                 text = f"the video has {number_of(frames, 'frame')}, the episode {number_of(length, 'row')}"
-                self._findings.add("video-frames", text, place._replace(frame=min(frames, length)))
+                self._examination.add("video-frames", text, place._replace(frame=min(frames, length)))
             return frames >= length
         if abs((clip.stop_s - clip.start_s) * fps - length) > 0.5:
             text = f"from {clip.start_s:.6g} s to {clip.stop_s:.6g} s are {(clip.stop_s - clip.start_s) * fps:.4g} "
-            self._findings.add("video-bounds", text + f"frames, the episode has {number_of(length, 'row')}", place)
+            self._examination.add("video-bounds", text + f"frames, the episode has {number_of(length, 'row')}", place)
         if first < 0 or first >= frames:
             text = f"it begins at {clip.start_s:.6g} s, the video lasts from {self._span(header)}"
-            self._findings.add("video-bounds", text, place)
+            self._examination.add("video-bounds", text, place)
             return False
         if abs(header.times[first] - clip.start_s) > _SLACK_S + 1e-3 / fps:
             text = (
                 f"it begins at {clip.start_s:.6g} s, between two frames: the nearest is at {header.times[first]:.6g} s"
             )
-            self._findings.add("video-bounds", text, place)
+            self._examination.add("video-bounds", text, place)
         if first + length > frames:
             text = f"the video ends after {frames - first} of {number_of(length, 'frame')} of the episode"
-            self._findings.add("video-frames", text, place._replace(frame=frames - first))
+            self._examination.add("video-frames", text, place._replace(frame=frames - first))
             return False
         return True
 
@@ -208,16 +200,14 @@ class LeRobotCameras:
     def _length(self, entry: EpisodeEntry) -> int:
         return self._tables.numbers.get(entry.number, entry.length or 0)
 
-    def _look(
-        self, checks: CameraChecks, header: VideoHeader, file: str, episodes: list[tuple[EpisodeEntry, Clip]]
-    ) -> None:
+    def _look(self, checks: Camera, header: VideoHeader, file: str, episodes: list[tuple[EpisodeEntry, Clip]]) -> None:
         """Decode frames of episodes of a file."""
         stop = 0
         for entry, clip in episodes:
             first, length = self._first(header, clip), self._length(entry)
             if first < stop and clip.stop_s is not None:
                 text = f"its frames [{first}, {first + length}) overlap those of the episode before, up to {stop}"
-                self._findings.add("video-bounds", text, Place(file, entry.number, camera=checks.name))
+                self._examination.add("video-bounds", text, Place(file, entry.number, camera=checks.name))
             stop = max(stop, first + length)
             if entry.number not in self._chosen or not length:
                 continue
@@ -229,11 +219,11 @@ class LeRobotCameras:
                 checks.episode(entry.number, length, start, ((at - first, gray) for at, gray in frames), file)
             except BrokenFrameError as error:
                 place = Place(file, entry.number, error.frame - first, camera=checks.name)
-                self._findings.add("file-unreadable", f"frame {error.frame} of the video: {error.why}", place)
+                self._examination.add("file-unreadable", f"frame {error.frame} of the video: {error.why}", place)
 
     # -- pictures in tables --------------------------------------------------------------------------------------------
 
-    def _check_images(self, name: str, checks: CameraChecks) -> Iterator[int]:
+    def _check_images(self, name: str, checks: Camera) -> Iterator[int]:
         """Look at pictures of one camera in the tables; yields the number of episodes in each file."""
         parquet = require("pyarrow.parquet", "lerobot")
         for file, group in groupby(self._tables.entries, key=lambda entry: entry.file):
@@ -248,7 +238,7 @@ class LeRobotCameras:
                     pass
             yield len(episodes)
 
-    def _look_at_rows(self, checks: CameraChecks, table: Any, file: str, episodes: list[EpisodeEntry]) -> None:
+    def _look_at_rows(self, checks: Camera, table: Any, file: str, episodes: list[EpisodeEntry]) -> None:
         """Read the row groups that hold chosen rows, one after the other."""
         sizes = [table.metadata.row_group(n).num_rows for n in range(table.num_row_groups)]
         ends, first = np.cumsum(sizes), 0
@@ -276,16 +266,16 @@ class LeRobotCameras:
         if data is None and path and (self._meta.root / path).is_file():
             data = (self._meta.root / path).read_bytes()
         if data is None:
-            self._findings.add("value-null", "there is no picture", place)
+            self._examination.add("value-null", "there is no picture", place)
             return None
         try:
             with image.open(io.BytesIO(data)) as picture:
                 gray: NDArray[np.uint8] = np.asarray(picture.convert("L"))
         except READ_ERRORS as error:
-            self._findings.add("file-unreadable", f"not a readable picture: {error}", place)
+            self._examination.add("file-unreadable", f"not a readable picture: {error}", place)
             return None
-        shape = self._meta.shape(name)
-        if shape is not None and len(shape) == 3 and gray.shape not in {shape[:2], shape[1:]}:
-            text = f"the picture has {gray.shape[0]}x{gray.shape[1]} pixels, the features say {list(shape)}"
-            self._findings.add("video-size", text, place)
+        shape = self._meta.picture_shape(name)
+        if shape is not None and gray.shape != shape[1:]:
+            text = f"the picture has {gray.shape[0]}x{gray.shape[1]} pixels, the features say {shape[1]}x{shape[2]}"
+            self._examination.add("video-size", text, place)
         return gray
