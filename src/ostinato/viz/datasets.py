@@ -47,9 +47,9 @@ class DatasetSource(EpisodeSource):
             tuple(map(str, leaf.path)): position for position, leaf in enumerate(dataset.schema.leaves)
         }
         shapes = {path: tuple(dataset.schema.leaves[position].shape) for path, position in self._positions.items()}
-        super().__init__("episode", dataset.episode_numbers.tolist(), lengths.tolist(), shapes)
-        counts = f"{number_of(len(dataset), 'row')}, {number_of(len(self.ids), 'episode')}"
-        self.title = f"{name_of(path)}, {counts}, {dataset.format}"
+        counts = f"{number_of(len(dataset), 'row')}, {number_of(len(lengths), 'episode')}"
+        title = f"{name_of(path)}, {counts}, {dataset.format}"
+        super().__init__("episode", dataset.episode_numbers.tolist(), title, lengths.tolist(), shapes)
 
     def rows_of(self, index: int) -> torch.Tensor:
         """Return the rows of an episode."""

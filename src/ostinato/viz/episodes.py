@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
@@ -17,7 +17,7 @@ from ostinato.datasets.checkpoints import map_fields, saved_episodes
 from ostinato.durable import CheckpointReader
 from ostinato.errors import CheckpointError, DamagedFileError, OstinatoError
 from ostinato.viz.figures import format_number
-from ostinato.viz.sources import FieldRoles, OpenTrajectory, Recent, array_of, is_picture, name_of
+from ostinato.viz.sources import FieldRoles, OpenTrajectory, TrajectorySource, array_of, is_picture, name_of
 
 if TYPE_CHECKING:
     import os
@@ -37,30 +37,29 @@ _BLOCK = 1000
 _PRIORITY, _AGE, _SLOT = ("(priority)",), ("(age)",), ("(slot)",)
 
 
-class EpisodeSource(ABC):
-    """Rows in episodes; see `TrajectorySource`. Rows are read when they are shown.
+class EpisodeSource(TrajectorySource):
+    """Rows in episodes. Rows are read when they are shown.
 
     Args:
         unit: What one item is called.
         ids: The id of each item.
-        lengths: The number of its rows.
+        title: Short description of the source.
+        lengths: The number of rows of each item.
         shapes: Shape of one row of each field, by path.
     """
 
-    history = ""
-    priorities: np.ndarray | None = None
-    title: str
-
     def __init__(
-        self, unit: str, ids: Sequence[int], lengths: Sequence[int], shapes: Mapping[TreePath, tuple[int, ...]]
+        self,
+        unit: str,
+        ids: Sequence[int],
+        title: str,
+        lengths: Sequence[int],
+        shapes: Mapping[TreePath, tuple[int, ...]],
     ) -> None:
-        self.unit, self.ids, self.lengths = unit, tuple(ids), lengths
-        self.shapes = shapes
-        """Shape of one row of each field, by path."""
+        super().__init__(unit, ids, title)
+        self.lengths, self.shapes = lengths, shapes
         self.roles = _roles(shapes)
         """The meaning of the fields."""
-        self._index_of = {number: index for index, number in enumerate(self.ids)}
-        self.open = Recent(self._read).get
 
     @abstractmethod
     def rows_of(self, index: int) -> Tensor:
@@ -78,10 +77,6 @@ class EpisodeSource(ABC):
     def texts(self, rows: Tensor) -> tuple[tuple[str, Any], ...]:
         """Return facts that hold for all rows of an item."""
 
-    def find(self, trajectory_id: int) -> int | None:
-        """Return the index of an id in `ids`; None if it is not there."""
-        return self._index_of.get(trajectory_id)
-
     def extent(self, index: int) -> tuple[int, int]:
         """Return the number of rows of an item, and 1."""
         return self.lengths[index], 1
@@ -93,15 +88,6 @@ class EpisodeSource(ABC):
         except (OstinatoError, OSError) as error:
             return OpenTrajectory(name, problem=str(error))
         return OpenTrajectory(name, len(rows), 1, _Rows(self, rows), self.roles, texts)
-
-    def returns(self, index: int) -> float | None:
-        """Return the sum of the rewards of an item; None if it has none, or they cannot be read."""
-        if self.roles.reward is None:
-            return None
-        try:
-            return float(self.at(self.roles.reward, self.rows_of(index)).astype(np.float64).sum())
-        except (OstinatoError, OSError):
-            return None
 
 
 @final
@@ -230,9 +216,8 @@ class SavedBuffer(EpisodeSource):
         self.rows_drawn, self.rows_written = int(state["rows_drawn"]), int(state["rows_written"])
         unit, self._slots, ids = self._split(saved_episodes(state.get("episodes"), storage, self._fields))
         shapes = {path: field.shape for path, field in self._fields.items()} | dict.fromkeys(self._computed, ())
-        super().__init__(unit, ids, [len(slots) for slots in self._slots], shapes)
         counts = f"{self.rows:,} of {number_of(self.capacity, 'row')}, {number_of(len(ids), unit)}"
-        self.title = f"{name_of(path)}, {counts}"
+        super().__init__(unit, ids, f"{name_of(path)}, {counts}", [len(slots) for slots in self._slots], shapes)
         self.history = _history(self.rows_drawn, self.rows_written)
         hidden = [f"{', '.join(self._late)} (only some rows have it)"] if self._late else []
         objects = [name.partition(".")[2] for name in storage.get("objects", ())]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,7 @@ from ostinato.errors import CheckpointError, DamagedFileError, OptionError, Osti
 from ostinato.trajectories.index import layout_of, read_index
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from torch import Tensor
 
@@ -30,7 +31,6 @@ __all__ = [
     "Columns",
     "FieldRoles",
     "OpenTrajectory",
-    "Recent",
     "TrajectoryFolder",
     "TrajectorySource",
     "array_of",
@@ -43,6 +43,8 @@ __all__ = [
 
 _CHANNELS = (1, 3, 4)
 _MAX_CACHED = 64
+_CACHE_SIZE = 5
+"""Number of opened trajectories to cache: their headers and short columns, never images."""
 T = TypeVar("T")
 
 
@@ -112,57 +114,75 @@ class OpenTrajectory:
         return found
 
 
-class TrajectorySource(Protocol):
-    """The trajectories of one path, in order. Thread-safe."""
+class TrajectorySource(ABC):
+    """The trajectories of one path, in order. Opens them on demand. Thread-safe.
 
-    @property
-    def title(self) -> str:
-        """Short description of the source."""
-        ...
+    Args:
+        unit: What one item is called: trajectory, episode or block.
+        ids: The id of each trajectory.
+        title: Short description of the source.
+    """
 
-    @property
-    def history(self) -> str:
-        """How many rows were sampled so far, if known; otherwise empty."""
-        ...
+    history = ""
+    """How many rows were sampled so far, if known; otherwise empty."""
+    priorities: np.ndarray | None = None
+    """Priority of each row, float `[rows]`; None if there are no priorities."""
 
-    @property
-    def unit(self) -> str:
-        """What one item is called: trajectory, episode or block."""
-        ...
-
-    @property
-    def ids(self) -> tuple[int, ...]:
-        """The id of each trajectory."""
-        ...
+    def __init__(self, unit: str, ids: Iterable[int], title: str) -> None:
+        self.unit, self.ids, self.title = unit, tuple(ids), title
+        self._index_of = {number: index for index, number in enumerate(self.ids)}
+        self._lock = threading.Lock()
+        self._open: OrderedDict[int, OpenTrajectory] = OrderedDict()
 
     def find(self, trajectory_id: int) -> int | None:
         """Return the index of an id in `ids`; None if it is not there."""
-        ...
-
-    def extent(self, index: int) -> tuple[int, int]:
-        """Return the numbers of steps and environments from the index, without opening the trajectory."""
-        ...
+        return self._index_of.get(trajectory_id)
 
     def open(self, index: int) -> OpenTrajectory:
-        """Open a trajectory or return it from the cache. A damaged one has `problem` set; nothing is raised."""
-        ...
+        """Open a trajectory or return it from the cache. A damaged one has `problem` set; nothing is raised.
+
+        A damaged one is not cached, so each call tries again.
+        """
+        with self._lock:
+            found = self._open.get(index)
+            if found is not None:
+                self._open.move_to_end(index)
+                return found
+        found = self._read(index)
+        if not found.problem:
+            with self._lock:
+                self._open[index] = found
+                while len(self._open) > _CACHE_SIZE:
+                    self._open.popitem(last=False)
+        return found
 
     def returns(self, index: int) -> float | None:
-        """Return the sum of rewards, averaged over environments; None if it cannot be read."""
-        ...
+        """Return the sum of rewards, averaged over environments; None if it cannot be read. Caches nothing."""
+        trajectory = self._read(index)
+        columns, reward = trajectory.columns, trajectory.roles.reward
+        if columns is None or reward is None:
+            return None
+        try:
+            sums = [columns.column(reward, env).astype(np.float64).sum() for env in range(trajectory.envs)]
+        except (OstinatoError, OSError):
+            return None
+        return float(np.mean(sums))
 
-    @property
-    def priorities(self) -> np.ndarray | None:
-        """Priority of each row, float `[rows]`; None if there are no priorities."""
-        ...
+    @abstractmethod
+    def _read(self, index: int) -> OpenTrajectory:
+        """Open a trajectory. A damaged one has `problem` set; nothing is raised."""
 
+    @abstractmethod
+    def extent(self, index: int) -> tuple[int, int]:
+        """Return the numbers of steps and environments from the index, without opening the trajectory."""
+
+    @abstractmethod
     def row_ages(self) -> np.ndarray:
         """Return the number of rows that were added after each row, int64 `[rows]`."""
-        ...
 
+    @abstractmethod
     def field_bytes(self) -> dict[str, int]:
         """Return the bytes of each field, by name."""
-        ...
 
 
 def array_of(tensor: Tensor) -> np.ndarray:
@@ -219,41 +239,12 @@ _CACHE_SIZE = 5
 """Number of opened trajectories to cache: their headers and short columns, never images."""
 
 
-@final
-class Recent:
-    """The trajectories of a source that were opened last. Thread-safe."""
-
-    def __init__(self, read: Callable[[int], OpenTrajectory]) -> None:
-        self._read = read
-        self._lock = threading.Lock()
-        self._open: OrderedDict[int, OpenTrajectory] = OrderedDict()
-
-    def get(self, index: int) -> OpenTrajectory:
-        """Return a trajectory. A damaged one is not cached, so each call tries again."""
-        with self._lock:
-            found = self._open.get(index)
-            if found is not None:
-                self._open.move_to_end(index)
-                return found
-        found = self._read(index)
-        if not found.problem:
-            with self._lock:
-                self._open[index] = found
-                while len(self._open) > _CACHE_SIZE:
-                    self._open.popitem(last=False)
-        return found
-
-
 _ENDS = {"done": "dones", "terminated": "terminations", "truncated": "truncations"}
 
 
 @final
-class TrajectoryFolder:
+class TrajectoryFolder(TrajectorySource):
     """A directory that `TrajectoryReplayBuffer` or RLinf wrote. Opens trajectories on demand. Thread-safe."""
-
-    unit = "trajectory"
-    history = ""
-    priorities = None
 
     def __init__(self, path: str | os.PathLike[str], *, allow_pickle: bool = False) -> None:
         """Read the index; no trajectory is opened.
@@ -277,14 +268,8 @@ class TrajectoryFolder:
             msg = f"the index of {path} has no trajectories: there is nothing to show"
             raise CheckpointError(msg)
         self._pickle = allow_pickle
-        self.ids = tuple(self._index.infos)
-        self.title = f"{name_of(path)}, {number_of(len(self.ids), 'trajectory')} as {self._format}"
-        self._index_of = {number: index for index, number in enumerate(self.ids)}
-        self.open = Recent(self._read).get
-
-    def find(self, trajectory_id: int) -> int | None:
-        """Return the index of an id in `ids`; None if it is not there."""
-        return self._index_of.get(trajectory_id)
+        count = number_of(len(self._index.infos), "trajectory")
+        super().__init__("trajectory", self._index.infos, f"{name_of(path)}, {count} as {self._format}")
 
     def extent(self, index: int) -> tuple[int, int]:
         """Return the numbers of steps and environments from the index."""
@@ -306,24 +291,6 @@ class TrajectoryFolder:
         texts = (("weights", info.model_weights_id), *columns.texts)
         return OpenTrajectory(name, columns.layout.steps, columns.layout.envs, columns, _roles(columns.shapes), texts)
 
-    def returns(self, index: int) -> float | None:
-        """Return the sum of rewards, averaged over environments. Reads only the rewards where the index has offsets."""
-        number = self.ids[index]
-        known = self._index.entries.get(number)
-        try:
-            if known is None or known.file is None or known.file.strides or -1 in known.file.offsets:
-                return _mean_return(self.open(index))
-            path = self._index.directory / known.info.file_name(self._format)
-            if path.stat().st_size != known.file.nbytes:
-                return None
-            for column, offset in zip(known.layout.fields, known.file.offsets, strict=True):
-                if column.path == ("rewards",):
-                    placed = Placed(column.path, column.dtype, column.shape, offset)
-                    return float(array_of(_read(path, placed)).astype(np.float64).sum() / known.layout.envs)
-        except (OstinatoError, OSError):
-            return None
-        return None
-
     def row_ages(self) -> np.ndarray:
         """Return the number of transitions that were added after each transition, int64 `[transitions]`."""
         counts = np.array([info.num_samples for info in self._index.infos.values()])
@@ -339,16 +306,6 @@ class TrajectoryFolder:
             if layout is not None:
                 found.update({show(f.path): n for f, n in zip(layout.fields, layout.field_bytes, strict=True)})
         return dict(found)
-
-
-def _mean_return(trajectory: OpenTrajectory) -> float | None:
-    if trajectory.columns is None or trajectory.roles.reward is None:
-        return None
-    sums = [
-        trajectory.columns.column(trajectory.roles.reward, env).astype(np.float64).sum()
-        for env in range(trajectory.envs)
-    ]
-    return float(np.mean(sums))
 
 
 def _roles(shapes: Mapping[TreePath, Any]) -> FieldRoles:
