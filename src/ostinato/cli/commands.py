@@ -181,13 +181,13 @@ def _root(
     """Fast and exact replay buffers."""
 
 
+# -- demo ---------------------------------------------------------------------------------------------------------
+
 _DEMO = (
     Path(__file__).parents[1] / "demo" / "cartpole.py",
     Path(__file__).parents[3] / "examples" / "demo" / "cartpole.py",
 )
 """The program of the demo: in an installed package, and in a checkout."""
-
-# -- demo ---------------------------------------------------------------------------------------------------------
 
 
 @app.command(epilog=_examples("ostinato demo runs/demo --seed 3"))

@@ -154,16 +154,13 @@ class Shares:
     values: tuple[float, ...]
     notes: tuple[str, ...]
     """Text at the end of each bar."""
+    y_label: str = ""
+    """Empty: the names label the axis."""
 
     def __post_init__(self) -> None:
         """Check the lengths."""
         _same_length(self.title, self.names, self.values)
         _same_length(self.title, self.names, self.notes)
-
-    @property
-    def y_label(self) -> str:
-        """Empty: the names label the axis."""
-        return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,20 +172,12 @@ class Film:
     """uint8 `[H, W, 3]` each."""
     notes: tuple[str, ...]
     """Text above each picture."""
+    x_label: str = ""
+    y_label: str = ""
 
     def __post_init__(self) -> None:
         """Check the lengths."""
         _same_length(self.title, self.pictures, self.notes)
-
-    @property
-    def x_label(self) -> str:
-        """Empty: there are no axes."""
-        return ""
-
-    @property
-    def y_label(self) -> str:
-        """Empty: there are no axes."""
-        return ""
 
 
 Panel: TypeAlias = Curves | Points | Bars | Shares | Film
