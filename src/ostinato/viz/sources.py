@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, final
@@ -14,17 +14,21 @@ import numpy as np
 import torch
 
 from ostinato.core.options import number_of
-from ostinato.durable.files import open_file
-from ostinato.durable.tensorfile import Placed, check_format, flatten, read_header, read_tree, show
-from ostinato.errors import CheckpointError, DamagedFileError, OptionError, OstinatoError
-from ostinato.trajectories.index import layout_of, read_index
+from ostinato.durable.files import OpenFiles
+from ostinato.durable.tensorfile import check_format, flatten, read_tree, show
+from ostinato.errors import CheckpointError, OptionError, OstinatoError
+from ostinato.trajectories.gather import BatchMemory, RowSources, gather
+from ostinato.trajectories.index import TrajectoryData, read_index
+from ostinato.trajectories.trajectory_list import DrawnTransitions
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Iterable, Mapping
 
     from torch import Tensor
 
     from ostinato.durable.tensorfile import Header, TreePath
+    from ostinato.trajectories.index import DirectoryIndex, Entry
     from ostinato.trajectories.layout import Layout
 
 __all__ = [
@@ -279,13 +283,9 @@ class TrajectoryFolder(TrajectorySource):
     def _read(self, index: int) -> OpenTrajectory:
         number = self.ids[index]
         info = self._index.infos[number]
-        path = self._index.directory / info.file_name(self._format)
         name = f"trajectory {number}"
         try:
-            columns = _FileColumns(path, self._format, allow_pickle=self._pickle)
-            if columns.layout.shape[:2] != info.shape[:2]:
-                msg = f"{path} holds {list(columns.layout.shape[:2])}, the index says {list(info.shape[:2])} [T, B]"
-                raise DamagedFileError(msg)
+            columns = _FileColumns(self._index, number, allow_pickle=self._pickle)
         except (OstinatoError, OSError) as error:
             return OpenTrajectory(name, problem=str(error))
         texts = (("weights", info.model_weights_id), *columns.texts)
@@ -325,57 +325,35 @@ def _roles(shapes: Mapping[TreePath, Any]) -> FieldRoles:
     )
 
 
-def _read(path: Path, placed: Placed) -> Tensor:
-    """Read one tensor of a file, or the part of it that `placed` describes."""
-    fd = open_file(path)
-    try:
-        return placed.read(fd, path)
-    finally:
-        os.close(fd)
-
-
 @final
 class _FileColumns:
-    """The fields of one file. A pickle has no offsets and is loaded completely."""
+    """The fields of one file, of which rows are read when they are shown. A pickle is loaded completely."""
 
-    def __init__(self, path: Path, format_name: str, *, allow_pickle: bool) -> None:
-        self._path = path
-        header = read_header(path, format_name, allow_pickle=allow_pickle)
-        self.layout: Layout = layout_of(header, path)
-        self._tree: dict[TreePath, Any] = {}
-        if format_name == "pkl":
-            self._tree = flatten(read_tree(path, format_name, allow_pickle=allow_pickle), where=path)
-        placed = {item.path: item for item in header.tensors}
-        self._placed = [placed[field.path] for field in self.layout.fields]
-        self._number = {field.path: number for number, field in enumerate(self.layout.fields)}
-        self._whole: dict[TreePath, Tensor] = {}
-        self.shapes = {field.path: field.row_shape for field in self.layout.fields}
+    def __init__(self, index: DirectoryIndex, number: int, *, allow_pickle: bool) -> None:
+        self._entry, header = index.inspect(number, allow_pickle=allow_pickle)
+        self.layout: Layout = self._entry.layout
+        self._pickle = allow_pickle
+        self.shapes = {path: shape for path, (_, shape) in self.layout.signature.items()}
         self.texts = _texts(header)
+
+    def _read(self, path: TreePath, transitions: np.ndarray) -> np.ndarray:
+        drawn = DrawnTransitions([self._entry], np.zeros_like(transitions), transitions)
+        with closing(OpenFiles(1)) as files:
+            found = gather(drawn, {path: self.layout.signature[path]}, RowSources(files, self._whole, BatchMemory()))
+        return array_of(flatten(found, where="trajectory")[path])
+
+    def _whole(self, entry: Entry) -> TrajectoryData:
+        tree = read_tree(entry.path(), entry.require_file().format_name, allow_pickle=self._pickle)
+        entry.data = TrajectoryData(tree, entry.layout)
+        return entry.data
 
     def row(self, path: TreePath, step: int, env: int) -> np.ndarray:
         """Return the value of one transition."""
-        number = self._number[path]
-        place = int(self.layout.rows(np.array([step * self.layout.envs + env]))[0, number])
-        whole = self._tree.get(path, self._whole.get(path))
-        if whole is not None:
-            return array_of(whole.flatten(0, 1)[place]).copy()
-        placed, row_bytes = self._placed[number], self.layout.fields[number].row_bytes
-        if placed.strides is None:
-            offset, strides = placed.offset + place * row_bytes, None
-        else:
-            first, second = divmod(place, self.layout.envs)
-            offset = placed.offset + first * placed.strides[0] + second * placed.strides[1]
-            strides = placed.strides[2:]
-        return array_of(_read(self._path, Placed(path, placed.dtype, placed.shape[2:], offset, strides)))
+        return np.asarray(self._read(path, np.array([step * self.layout.envs + env]))[0])
 
     def column(self, path: TreePath, env: int) -> np.ndarray:
-        """Return the values of all steps of one environment. The tensor stays in memory with the trajectory."""
-        number = self._number[path]
-        whole = self._tree.get(path, self._whole.get(path))
-        if whole is None:
-            whole = self._whole[path] = _read(self._path, self._placed[number])
-        transitions = np.arange(self.layout.steps) * self.layout.envs + env
-        return array_of(whole.flatten(0, 1)[self.layout.rows(transitions)[:, number]])
+        """Return the values of all steps of one environment."""
+        return self._read(path, np.arange(self.layout.steps) * self.layout.envs + env)
 
 
 def _texts(header: Header) -> tuple[tuple[str, Any], ...]:
