@@ -137,7 +137,7 @@ def plant_faults(dataset: Path) -> None:
 
 def doctor(dataset: Path, image: Path) -> None:
     """Draw the page of the doctor; the dataset has faults, so the exit status is 1."""
-    done = subprocess.run([*MAIN, "doctor", dataset.name, "--plots", str(image)], cwd=dataset.parent, check=False)
+    done = subprocess.run([*MAIN, "doctor", dataset.name, "--output", str(image)], cwd=dataset.parent, check=False)
     assert done.returncode == 1
 
 
@@ -146,7 +146,7 @@ def browse(rollouts: Path, target: Path) -> None:
     from playwright.sync_api import sync_playwright
 
     chromium = os.environ.get("OSTINATO_CHROMIUM") or shutil.which("chromium")
-    command = [*MAIN, "view", str(rollouts), "--web", "--trajectory", "33", "--step", "12"]
+    command = [*MAIN, "view", str(rollouts), "--web", "--episode", "33", "--step", "12"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server, sync_playwright() as driver:
         assert server.stdout is not None
         url = server.stdout.readline().split()[0]
@@ -170,9 +170,9 @@ def main() -> None:
         with TrajectoryReplayBuffer(auto_save=True, auto_save_path=rollouts, trajectory_format="safetensors") as buffer:
             buffer.add_trajectories([reach(number) for number in range(40)])
         once = ("--save-image", "--no-display", "--output", here / "out.png", "--overwrite")
-        ostinato("view", rollouts, *once, "--trajectory", 33, "--step", 12)
+        ostinato("view", rollouts, *once, "--episode", 33, "--step", 12)
         shrink(here / "out.png", "view_window.png")
-        ostinato("view", rollouts, *once, "--trajectory", 33, "--step", 12, "--camera", "states")
+        ostinato("view", rollouts, *once, "--episode", 33, "--step", 12, "--camera", "states")
         shrink(here / "out.png", "view_states.png")
         browse(rollouts, here / "web.png")
         shrink(here / "web.png", "view_web.png")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -76,11 +74,3 @@ def test_settings_are_checked_and_short_runs_shrink_the_phases() -> None:
         assert config.warmup_steps < steps
         for name in ("warmup_steps", "explore_steps", "validate_every"):
             assert getattr(config, name) == max(name != "warmup_steps", getattr(whole, name) * steps // 10_000), name
-
-
-def test_sizes_are_those_of_the_environment() -> None:
-    from gymnasium.spaces import Box, Discrete
-
-    high = np.array([2.0, 1e6, np.inf, 0.5])
-    env = SimpleNamespace(observation_space=Box(-high, high, dtype=np.float64), action_space=Discrete(3))
-    assert EnvSpec.of(env) == EnvSpec(4, 3, (2.0, 1.0, 1.0, 8.0))

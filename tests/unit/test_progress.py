@@ -257,7 +257,7 @@ CASES = [
     Case("inspect_dataset", lerobot, lambda source, _, f: inspect_dataset(source, progress=f)),
     Case("examine", lerobot, lambda source, _, f: tools.examine(source, progress=f)),
     Case(
-        "dataset_report",
+        "report",
         lerobot,
         lambda source, _, f: report(DatasetSource(open_dataset(source), source), 0, progress=f),
     ),

@@ -181,13 +181,13 @@ def _root(
     """Fast and exact replay buffers."""
 
 
+# -- demo ---------------------------------------------------------------------------------------------------------
+
 _DEMO = (
     Path(__file__).parents[1] / "demo" / "cartpole.py",
     Path(__file__).parents[3] / "examples" / "demo" / "cartpole.py",
 )
 """The program of the demo: in an installed package, and in a checkout."""
-
-# -- demo ---------------------------------------------------------------------------------------------------------
 
 
 @app.command(epilog=_examples("ostinato demo runs/demo --seed 3"))
@@ -285,7 +285,7 @@ def verify(
     from ostinato import tools
     from ostinato.cli.conversions import kind_or_advice
 
-    kind_or_advice(path, "examine it with ostinato doctor")
+    kind_or_advice(path, "examine it with ostinato doctor, or convert it first (ostinato convert)")
     report = tools.verify(path, allow_pickle=allow_pickle, progress=not as_json)
     answer(report, as_json=as_json)
     if not report.ok:
@@ -824,11 +824,10 @@ def plot(
     Exit status: 0 success, 1 missing or damaged, 2 wrong usage.
     """
     from ostinato.viz.datasets import DatasetSource
-    from ostinato.viz.figures import draw, size_of
+    from ostinato.viz.figures import draw, output_path, size_of
     from ostinato.viz.report import report
-    from ostinato.viz.viewer import png_path
 
-    target = png_path(output)
+    target = output_path(output)
     _check_free_paths(target, overwrite=overwrite)
     source = _open_source(path, allow_pickle=allow_pickle)
     if episode is not None and not isinstance(source, DatasetSource):

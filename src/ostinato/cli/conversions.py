@@ -210,14 +210,10 @@ def kind_or_advice(path: Path, advice: str) -> str:
         CheckpointError: It is neither; for a dataset the message ends with the advice.
     """
     from ostinato.datasets.open import format_of
-    from ostinato.tools import kind_of
+    from ostinato.tools.datasets import data_kind
 
-    try:
-        return kind_of(path)
-    except CheckpointError as error:
-        name = format_of(path) if path.exists() else None
-        if name is None:
-            raise
-        saved = name in {"TorchRL", "RLinf"}  # the message says what else can be done with these
-        msg = f"{error}; or {advice}" if saved else f"{path} is a dataset of the format {name}: {advice}"
-        raise type(error)(msg) from error
+    kind = data_kind(path)
+    if kind == "dataset":
+        msg = f"{path} is a dataset of the format {format_of(path)}: {advice}"
+        raise CheckpointError(msg)
+    return kind

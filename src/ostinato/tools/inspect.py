@@ -617,13 +617,24 @@ class SampleReport:
     """The keys of the batch."""
 
 
-def sample_store(path: str | os.PathLike[str], num_samples: int, **options: Any) -> SampleReport:
+def sample_store(
+    path: str | os.PathLike[str],
+    num_samples: int,
+    *,
+    enable_cache: bool = False,
+    cache_size: int = 5,
+    sample_window_size: int = 0,
+    allow_pickle: bool = False,
+) -> SampleReport:
     """Load a directory of trajectories, sample one batch and return a report on it. Checksums are not compared.
 
     Args:
         path: The directory.
         num_samples: Transitions of the batch.
-        options: Of `TrajectoryReplayBuffer`, such as `sample_window_size` and `allow_pickle`.
+        enable_cache: Cache trajectories that can only be read completely (`pkl`).
+        cache_size: Number of trajectories to cache.
+        sample_window_size: Sample from this number of most recent trajectories; 0: from all.
+        allow_pickle: Allow unpickling, which executes the code in the files.
 
     Raises:
         CheckpointNotFoundError: There are no trajectories.
@@ -631,7 +642,12 @@ def sample_store(path: str | os.PathLike[str], num_samples: int, **options: Any)
         DamagedFileError: A file is damaged; the message names it.
         StorageMemoryError: There is not enough memory for the batch.
     """
-    buffer = TrajectoryReplayBuffer(**options)
+    buffer = TrajectoryReplayBuffer(
+        enable_cache=enable_cache,
+        cache_size=cache_size,
+        sample_window_size=sample_window_size,
+        allow_pickle=allow_pickle,
+    )
     buffer.load_checkpoint(path)
     start = time.perf_counter()
     try:

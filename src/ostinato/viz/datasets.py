@@ -1,11 +1,9 @@
-"""The episodes of a dataset for the viewers and figures; rows are read, and frames decoded, when they are shown."""
+"""The episodes of a dataset for the viewers and figures, and `open_source` for any path."""
 
 from __future__ import annotations
 
 import math
-import threading
-from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, NamedTuple, final
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 import torch
@@ -15,16 +13,8 @@ from ostinato.core.records import Request
 from ostinato.datasets import open_dataset
 from ostinato.errors import OstinatoError
 from ostinato.tools.datasets import data_kind
-from ostinato.viz.sources import (
-    CACHE_SIZE,
-    FieldRoles,
-    OpenTrajectory,
-    SavedBuffer,
-    TrajectoryFolder,
-    array_of,
-    is_picture,
-    name_of,
-)
+from ostinato.viz.episodes import EpisodeSource, SavedBuffer
+from ostinato.viz.sources import TrajectoryFolder, array_of, name_of
 
 if TYPE_CHECKING:
     import os
@@ -35,16 +25,13 @@ if TYPE_CHECKING:
 
 __all__ = ["DatasetSource", "open_source"]
 
-_REWARDS, _ACTIONS = {"reward", "rewards"}, {"action", "actions"}
-_ENDS = {"done": "done", "dones": "done", "terminated": "terminated", "truncated": "truncated"}
-_NEXT = "next"
 _MAX_TEXTS = 3
 _CHUNK = 65_536
 """Rows read at a time."""
 
 
 @final
-class DatasetSource:
+class DatasetSource(EpisodeSource):
     """The episodes of a dataset. Thread-safe.
 
     Args:
@@ -52,58 +39,23 @@ class DatasetSource:
         path: where the dataset is; for the title.
     """
 
-    unit = "episode"
-    history = ""
-    priorities = None
-
     def __init__(self, dataset: DatasetStorage, path: str | os.PathLike[str]) -> None:
         self.dataset = dataset
-        self.ids: tuple[int, ...] = tuple(dataset.episode_numbers.tolist())
-        self._lengths: list[int] = dataset.episode_lengths.tolist()
-        self._starts: list[int] = (dataset.episode_lengths.cumsum(0) - dataset.episode_lengths).tolist()
-        self._index_of = {number: index for index, number in enumerate(self.ids)}
-        counts = f"{number_of(len(dataset), 'row')}, {number_of(len(self.ids), 'episode')}"
-        self.title = f"{name_of(path)}, {counts}, {dataset.format}"
+        lengths = dataset.episode_lengths
+        self._starts: list[int] = (lengths.cumsum(0) - lengths).tolist()
         self._positions: dict[TreePath, int] = {
             tuple(map(str, leaf.path)): position for position, leaf in enumerate(dataset.schema.leaves)
         }
-        self.shapes: dict[TreePath, tuple[int, ...]] = {
-            path: tuple(dataset.schema.leaves[position].shape) for path, position in self._positions.items()
-        }
-        """Shape of one row of each field, by path."""
-        self.roles = _roles(self.shapes)
-        """The meaning of the fields."""
-        self._lock = threading.Lock()
-        self._open: OrderedDict[int, OpenTrajectory] = OrderedDict()
+        shapes = {path: tuple(dataset.schema.leaves[position].shape) for path, position in self._positions.items()}
+        counts = f"{number_of(len(dataset), 'row')}, {number_of(len(lengths), 'episode')}"
+        title = f"{name_of(path)}, {counts}, {dataset.format}"
+        super().__init__("episode", dataset.episode_numbers.tolist(), title, lengths.tolist(), shapes)
 
-    def find(self, trajectory_id: int) -> int | None:
-        """Return the index of an episode in `ids`; None if it is not there."""
-        return self._index_of.get(trajectory_id)
+    def rows_of(self, index: int) -> torch.Tensor:
+        """Return the rows of an episode."""
+        return torch.arange(self._starts[index], self._starts[index] + self.lengths[index], device="cpu")
 
-    def extent(self, index: int) -> tuple[int, int]:
-        """Return the number of rows of an episode, and 1."""
-        return self._lengths[index], 1
-
-    def open(self, index: int) -> OpenTrajectory:
-        """Return an episode. One whose text cannot be read has `problem` set, and each call tries again."""
-        with self._lock:
-            found = self._open.get(index)
-            if found is not None:
-                self._open.move_to_end(index)
-                return found
-        name, first, count = f"episode {self.ids[index]}", self._starts[index], self._lengths[index]
-        try:
-            texts = self._texts(torch.arange(first, first + count, device="cpu"))
-        except (OstinatoError, OSError) as error:
-            return OpenTrajectory(name, problem=str(error))
-        opened = OpenTrajectory(name, count, 1, _Episode(self, first, count), self.roles, texts)
-        with self._lock:
-            self._open[index] = opened
-            while len(self._open) > CACHE_SIZE:
-                self._open.popitem(last=False)
-        return opened
-
-    def _texts(self, rows: torch.Tensor) -> tuple[tuple[str, Any], ...]:
+    def texts(self, rows: torch.Tensor) -> tuple[tuple[str, Any], ...]:
         """Return the different texts of each field of text, such as the task."""
         found = []
         for leaf in self.dataset.schema.objects:
@@ -111,17 +63,6 @@ class DatasetSource:
             more = [f"... ({len(texts)} in all)"] if len(texts) > _MAX_TEXTS else []
             found.append((".".join(map(str, leaf.path)), " / ".join([*texts[:_MAX_TEXTS], *more])))
         return tuple(found)
-
-    def returns(self, index: int) -> float | None:
-        """Return the sum of the rewards of an episode; None if it has none, or they cannot be read."""
-        if self.roles.reward is None:
-            return None
-        first = self._starts[index]
-        try:
-            rewards = self.at(self.roles.reward, torch.arange(first, first + self._lengths[index], device="cpu"))
-        except (OstinatoError, OSError):
-            return None
-        return float(rewards.astype(np.float64).sum())
 
     def all_returns(self) -> list[float | None] | None:
         """Return the returns of all episodes, reading all rewards once; None if the dataset has no rewards."""
@@ -153,26 +94,6 @@ class DatasetSource:
         return {".".join(map(str, leaf.path)): rows * leaf.dtype.itemsize * math.prod(leaf.shape) for leaf in leaves}
 
 
-@final
-class _Episode:
-    """The fields of one episode."""
-
-    def __init__(self, source: DatasetSource, first: int, count: int) -> None:
-        self._source, self._first, self._count = source, first, count
-        self.shapes = source.shapes
-
-    def row(self, path: TreePath, step: int, env: int) -> np.ndarray:
-        """Return the value of one row."""
-        del env
-        row: np.ndarray = self._source.at(path, torch.tensor([self._first + step], dtype=torch.int64, device="cpu"))[0]
-        return np.asarray(row)
-
-    def column(self, path: TreePath, env: int) -> np.ndarray:
-        """Return the values of all rows."""
-        del env
-        return self._source.at(path, torch.arange(self._first, self._first + self._count, device="cpu"))
-
-
 def open_source(path: str | os.PathLike[str], *, allow_pickle: bool = False) -> TrajectorySource:
     """Open a directory of trajectories, the checkpoint of a buffer, or a dataset, for the viewers and figures.
 
@@ -189,50 +110,3 @@ def open_source(path: str | os.PathLike[str], *, allow_pickle: bool = False) -> 
     if kind == "trajectories":
         return TrajectoryFolder(path, allow_pickle=allow_pickle)
     return DatasetSource(open_dataset(path), path) if kind == "dataset" else SavedBuffer(path)
-
-
-class _Named(NamedTuple):
-    """A field, by the words of its name: `("next", "reward")` for the key `"next.reward"`, too."""
-
-    path: TreePath
-    following: bool
-    words: tuple[str, ...]
-    """Without `next`."""
-    shape: tuple[int, ...]
-
-    @property
-    def shown(self) -> str:
-        """The name that is displayed and that `--camera` takes."""
-        name = ".".join(self.path)
-        return name.removeprefix(f"{_NEXT}.") if self.following else name
-
-
-def _named(path: TreePath, shape: tuple[int, ...]) -> _Named:
-    words = tuple(word for key in path for word in key.split("."))
-    following = words[0] == _NEXT and len(words) > 1
-    return _Named(path, following, words[1:] if following else words, shape)
-
-
-def _roles(shapes: dict[TreePath, tuple[int, ...]]) -> FieldRoles:
-    """Assign roles to fields by the names that datasets use. Numbers that are no observations are shown as facts."""
-    reward, action = None, None
-    ends: dict[str, TreePath] = {}
-    current: dict[str, TreePath] = {}
-    following: dict[str, TreePath] = {}
-    extra: dict[str, TreePath] = {}
-    for path, shape in shapes.items():
-        name = _named(path, shape)
-        first, alone = name.words[0], len(name.words) == 1
-        if alone and first in _REWARDS and reward is None:
-            reward = path
-        elif alone and first in _ACTIONS and not name.following and action is None:
-            action = path
-        elif alone and first in _ENDS:
-            ends.setdefault(_ENDS[first], path)
-        elif math.prod(shape) == 1 and not (first.startswith("obs") or is_picture(shape)):
-            extra[".".join(path)] = path
-        elif name.following:
-            following[name.shown] = path
-        else:
-            current[name.shown] = path
-    return FieldRoles(reward, action, ends, current, following, extra)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -21,6 +21,7 @@ _MOST_CHARACTERS, _NAME_CHARACTERS = 185, 30
 _MOST_DIMENSIONS = 48
 _MOST_POINTS = 4000
 _MOST_FIELDS = 4
+_ALARMS: tuple[Literal["warning", "error"], ...] = ("warning", "error")
 _LEROBOT_MS = 0.1
 _USUAL = 8.0
 
@@ -70,7 +71,7 @@ def _by_episode(label: str, values: np.ndarray, marked: dict[int, Finding]) -> t
     """Return a dot for each episode, and those of episodes with findings in the colours of these."""
     kept = [n for n in thin(len(values), _MOST_POINTS) if n not in marked]
     lines = [_dots(label, kept, values[kept])]
-    for severity in ("warning", "error"):
+    for severity in _ALARMS:
         bad = [n for n, finding in marked.items() if finding.severity == severity and n < len(values)]
         lines += [_dots(severity, bad, values[bad], severity)] if bad else []
     return tuple(lines)

@@ -37,6 +37,7 @@ __all__ = [
     "Stack",
     "draw",
     "format_number",
+    "output_path",
     "size_of",
     "thin",
 ]
@@ -153,16 +154,13 @@ class Shares:
     values: tuple[float, ...]
     notes: tuple[str, ...]
     """Text at the end of each bar."""
+    y_label: str = ""
+    """Empty: the names label the axis."""
 
     def __post_init__(self) -> None:
         """Check the lengths."""
         _same_length(self.title, self.names, self.values)
         _same_length(self.title, self.names, self.notes)
-
-    @property
-    def y_label(self) -> str:
-        """Empty: the names label the axis."""
-        return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,20 +172,12 @@ class Film:
     """uint8 `[H, W, 3]` each."""
     notes: tuple[str, ...]
     """Text above each picture."""
+    x_label: str = ""
+    y_label: str = ""
 
     def __post_init__(self) -> None:
         """Check the lengths."""
         _same_length(self.title, self.pictures, self.notes)
-
-    @property
-    def x_label(self) -> str:
-        """Empty: there are no axes."""
-        return ""
-
-    @property
-    def y_label(self) -> str:
-        """Empty: there are no axes."""
-        return ""
 
 
 Panel: TypeAlias = Curves | Points | Bars | Shares | Film
@@ -295,6 +285,19 @@ def _colour(layer: Layer) -> str:
     return LINES[layer % len(LINES)] if isinstance(layer, int) else _COLOURS[layer]
 
 
+def output_path(path: str | os.PathLike[str], suffix: str = ".png") -> Path:
+    """Return the path of a file to write.
+
+    Raises:
+        OptionError: The path does not end in `suffix`, or its directory does not exist.
+    """
+    target = Path(path)
+    if target.suffix.lower() != suffix or not target.absolute().parent.is_dir():
+        msg = f"the path must end in {suffix}, in an existing directory, got {target}"
+        raise OptionError(msg)
+    return target
+
+
 def draw(spec: FigureSpec, path: str | os.PathLike[str], *, size: tuple[int, int] = (1600, 1000)) -> Path:
     """Render a figure as a PNG file with the Agg backend; needs no display and leaves pyplot alone.
 
@@ -308,11 +311,11 @@ def draw(spec: FigureSpec, path: str | os.PathLike[str], *, size: tuple[int, int
 
     Raises:
         MissingExtraError: matplotlib is not installed.
-        OptionError: The path does not end in `.png`, or the size is below 200 pixels.
+        OptionError: The path is not one of a PNG file in an existing directory, or the size is below 200 pixels.
     """
-    target = Path(path)
-    if target.suffix.lower() != ".png" or min(size) < 200:
-        msg = f"path must end in .png and size must be at least 200 x 200 pixels, got {target.name} and {size}"
+    target = output_path(path)
+    if min(size) < 200:
+        msg = f"size must be at least 200 x 200 pixels, got {size}"
         raise OptionError(msg)
     matplotlib = require("matplotlib", "viz")
     agg = require("matplotlib.backends.backend_agg", "viz")

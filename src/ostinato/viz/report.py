@@ -54,7 +54,7 @@ def report(source: TrajectorySource, index: int = 0, *, progress: ProgressOption
     rows: list[tuple[Panel, ...]] = []
     summary: list[str] = []
     if isinstance(source, DatasetSource):
-        found = source.all_returns() or [None] * len(source.ids)
+        found: list[float | None] = source.all_returns() or [None] * len(source.ids)
         episode = source.open(index)
         if episode.problem:
             raise DamagedFileError(episode.problem)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ostinato._optional import require
 from ostinato.durable.files import new_token
-from ostinato.errors import DamagedFileError, OptionError
+from ostinato.errors import DamagedFileError
+from ostinato.viz.figures import output_path
 from ostinato.viz.frames import ALL_CAMERAS, Position, ends_of, read_frame
 
 if TYPE_CHECKING:
     import os
+    from pathlib import Path
 
     from ostinato.viz.sources import TrajectorySource
 
@@ -40,10 +41,7 @@ def export(source: TrajectorySource, index: int, path: str | os.PathLike[str], *
         OptionError: The path does not end in `.rrd`, or its directory does not exist.
         DamagedFileError: The trajectory cannot be read; an existing file is unchanged.
     """
-    target = Path(path)
-    if target.suffix != ".rrd" or not target.absolute().parent.is_dir():
-        msg = f"the path of a recording must end in .rrd, in an existing directory, got {target}"
-        raise OptionError(msg)
+    target = output_path(path, ".rrd")
     rerun = require("rerun", "rerun")
     trajectory = source.open(index)
     if trajectory.problem:

@@ -1,10 +1,11 @@
-"""Sources of trajectories for the viewers: a directory of trajectories, or the checkpoint of a replay buffer."""
+"""What the viewers show: the trajectories of a source, and the source that is a directory of trajectories."""
 
 from __future__ import annotations
 
-import os
 import threading
+from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, final
@@ -12,33 +13,28 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, final
 import numpy as np
 import torch
 
-from ostinato.buffers.checkpoint.state import FORMAT
 from ostinato.core.options import number_of
-from ostinato.core.ring import Ring
-from ostinato.datasets.checkpoints import map_fields, saved_episodes
-from ostinato.durable import CheckpointReader
-from ostinato.durable.files import open_file
-from ostinato.durable.tensorfile import Placed, check_format, flatten, read_header, read_tree, show
-from ostinato.errors import CheckpointError, DamagedFileError, OptionError, OstinatoError
-from ostinato.trajectories.index import layout_of, read_index
-from ostinato.viz.figures import format_number
+from ostinato.durable.files import OpenFiles
+from ostinato.durable.tensorfile import check_format, flatten, read_tree, show
+from ostinato.errors import CheckpointError, OptionError, OstinatoError
+from ostinato.trajectories.gather import BatchMemory, RowSources, gather
+from ostinato.trajectories.index import TrajectoryData, read_index
+from ostinato.trajectories.trajectory_list import DrawnTransitions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    import os
+    from collections.abc import Callable, Iterable, Mapping
 
     from torch import Tensor
 
-    from ostinato.core.episodes.table import EpisodeTable
-    from ostinato.datasets.checkpoints import SavedField
     from ostinato.durable.tensorfile import Header, TreePath
+    from ostinato.trajectories.index import DirectoryIndex, Entry
     from ostinato.trajectories.layout import Layout
 
 __all__ = [
-    "CACHE_SIZE",
     "Columns",
     "FieldRoles",
     "OpenTrajectory",
-    "SavedBuffer",
     "TrajectoryFolder",
     "TrajectorySource",
     "array_of",
@@ -51,6 +47,8 @@ __all__ = [
 
 _CHANNELS = (1, 3, 4)
 _MAX_CACHED = 64
+_CACHE_SIZE = 5
+"""Number of opened trajectories to cache: their headers and short columns, never images."""
 T = TypeVar("T")
 
 
@@ -120,57 +118,75 @@ class OpenTrajectory:
         return found
 
 
-class TrajectorySource(Protocol):
-    """The trajectories of one path, in order. Thread-safe."""
+class TrajectorySource(ABC):
+    """The trajectories of one path, in order. Opens them on demand. Thread-safe.
 
-    @property
-    def title(self) -> str:
-        """Short description of the source."""
-        ...
+    Args:
+        unit: What one item is called: trajectory, episode or block.
+        ids: The id of each trajectory.
+        title: Short description of the source.
+    """
 
-    @property
-    def history(self) -> str:
-        """How many rows were sampled so far, if known; otherwise empty."""
-        ...
+    history = ""
+    """How many rows were sampled so far, if known; otherwise empty."""
+    priorities: np.ndarray | None = None
+    """Priority of each row, float `[rows]`; None if there are no priorities."""
 
-    @property
-    def unit(self) -> str:
-        """What one item is called: trajectory, episode or block."""
-        ...
-
-    @property
-    def ids(self) -> tuple[int, ...]:
-        """The id of each trajectory."""
-        ...
+    def __init__(self, unit: str, ids: Iterable[int], title: str) -> None:
+        self.unit, self.ids, self.title = unit, tuple(ids), title
+        self._index_of = {number: index for index, number in enumerate(self.ids)}
+        self._lock = threading.Lock()
+        self._open: OrderedDict[int, OpenTrajectory] = OrderedDict()
 
     def find(self, trajectory_id: int) -> int | None:
         """Return the index of an id in `ids`; None if it is not there."""
-        ...
-
-    def extent(self, index: int) -> tuple[int, int]:
-        """Return the numbers of steps and environments from the index, without opening the trajectory."""
-        ...
+        return self._index_of.get(trajectory_id)
 
     def open(self, index: int) -> OpenTrajectory:
-        """Open a trajectory or return it from the cache. A damaged one has `problem` set; nothing is raised."""
-        ...
+        """Open a trajectory or return it from the cache. A damaged one has `problem` set; nothing is raised.
+
+        A damaged one is not cached, so each call tries again.
+        """
+        with self._lock:
+            found = self._open.get(index)
+            if found is not None:
+                self._open.move_to_end(index)
+                return found
+        found = self._read(index)
+        if not found.problem:
+            with self._lock:
+                self._open[index] = found
+                while len(self._open) > _CACHE_SIZE:
+                    self._open.popitem(last=False)
+        return found
 
     def returns(self, index: int) -> float | None:
-        """Return the sum of rewards, averaged over environments; None if it cannot be read."""
-        ...
+        """Return the sum of rewards, averaged over environments; None if it cannot be read. Caches nothing."""
+        trajectory = self._read(index)
+        columns, reward = trajectory.columns, trajectory.roles.reward
+        if columns is None or reward is None:
+            return None
+        try:
+            sums = [columns.column(reward, env).astype(np.float64).sum() for env in range(trajectory.envs)]
+        except (OstinatoError, OSError):
+            return None
+        return float(np.mean(sums))
 
-    @property
-    def priorities(self) -> np.ndarray | None:
-        """Priority of each row, float `[rows]`; None if there are no priorities."""
-        ...
+    @abstractmethod
+    def _read(self, index: int) -> OpenTrajectory:
+        """Open a trajectory. A damaged one has `problem` set; nothing is raised."""
 
+    @abstractmethod
+    def extent(self, index: int) -> tuple[int, int]:
+        """Return the numbers of steps and environments from the index, without opening the trajectory."""
+
+    @abstractmethod
     def row_ages(self) -> np.ndarray:
         """Return the number of rows that were added after each row, int64 `[rows]`."""
-        ...
 
+    @abstractmethod
     def field_bytes(self) -> dict[str, int]:
         """Return the bytes of each field, by name."""
-        ...
 
 
 def array_of(tensor: Tensor) -> np.ndarray:
@@ -223,18 +239,16 @@ def picture_of(row: np.ndarray) -> tuple[np.ndarray, ...]:
     return tuple(np.ascontiguousarray(view) for view in views)
 
 
-CACHE_SIZE = 5
+_CACHE_SIZE = 5
 """Number of opened trajectories to cache: their headers and short columns, never images."""
+
+
 _ENDS = {"done": "dones", "terminated": "terminations", "truncated": "truncations"}
 
 
 @final
-class TrajectoryFolder:
+class TrajectoryFolder(TrajectorySource):
     """A directory that `TrajectoryReplayBuffer` or RLinf wrote. Opens trajectories on demand. Thread-safe."""
-
-    unit = "trajectory"
-    history = ""
-    priorities = None
 
     def __init__(self, path: str | os.PathLike[str], *, allow_pickle: bool = False) -> None:
         """Read the index; no trajectory is opened.
@@ -258,68 +272,24 @@ class TrajectoryFolder:
             msg = f"the index of {path} has no trajectories: there is nothing to show"
             raise CheckpointError(msg)
         self._pickle = allow_pickle
-        self.ids = tuple(self._index.infos)
-        self.title = f"{name_of(path)}, {number_of(len(self.ids), 'trajectory')} as {self._format}"
-        self._index_of = {number: index for index, number in enumerate(self.ids)}
-        self._lock = threading.Lock()
-        self._open: OrderedDict[int, OpenTrajectory] = OrderedDict()
-
-    def find(self, trajectory_id: int) -> int | None:
-        """Return the index of an id in `ids`; None if it is not there."""
-        return self._index_of.get(trajectory_id)
+        count = number_of(len(self._index.infos), "trajectory")
+        super().__init__("trajectory", self._index.infos, f"{name_of(path)}, {count} as {self._format}")
 
     def extent(self, index: int) -> tuple[int, int]:
         """Return the numbers of steps and environments from the index."""
         shape = self._index.infos[self.ids[index]].shape
         return shape[0], shape[1]
 
-    def open(self, index: int) -> OpenTrajectory:
-        """Open a trajectory or return it from the cache. A damaged one is not cached, so each call tries again."""
-        with self._lock:
-            trajectory = self._open.get(index)
-            if trajectory is not None:
-                self._open.move_to_end(index)
-                return trajectory
-        trajectory = self._read(index)
-        if not trajectory.problem:
-            with self._lock:
-                self._open[index] = trajectory
-                while len(self._open) > CACHE_SIZE:
-                    self._open.popitem(last=False)
-        return trajectory
-
     def _read(self, index: int) -> OpenTrajectory:
         number = self.ids[index]
         info = self._index.infos[number]
-        path = self._index.directory / info.file_name(self._format)
         name = f"trajectory {number}"
         try:
-            columns = _FileColumns(path, self._format, allow_pickle=self._pickle)
-            if columns.layout.shape[:2] != info.shape[:2]:
-                msg = f"{path} holds {list(columns.layout.shape[:2])}, the index says {list(info.shape[:2])} [T, B]"
-                raise DamagedFileError(msg)
+            columns = _FileColumns(self._index, number, allow_pickle=self._pickle)
         except (OstinatoError, OSError) as error:
             return OpenTrajectory(name, problem=str(error))
         texts = (("weights", info.model_weights_id), *columns.texts)
         return OpenTrajectory(name, columns.layout.steps, columns.layout.envs, columns, _roles(columns.shapes), texts)
-
-    def returns(self, index: int) -> float | None:
-        """Return the sum of rewards, averaged over environments. Reads only the rewards where the index has offsets."""
-        number = self.ids[index]
-        known = self._index.entries.get(number)
-        try:
-            if known is None or known.file is None or known.file.strides or -1 in known.file.offsets:
-                return _mean_return(self.open(index))
-            path = self._index.directory / known.info.file_name(self._format)
-            if path.stat().st_size != known.file.nbytes:
-                return None
-            for column, offset in zip(known.layout.fields, known.file.offsets, strict=True):
-                if column.path == ("rewards",):
-                    placed = Placed(column.path, column.dtype, column.shape, offset)
-                    return float(array_of(_read(path, placed)).astype(np.float64).sum() / known.layout.envs)
-        except (OstinatoError, OSError):
-            return None
-        return None
 
     def row_ages(self) -> np.ndarray:
         """Return the number of transitions that were added after each transition, int64 `[transitions]`."""
@@ -336,16 +306,6 @@ class TrajectoryFolder:
             if layout is not None:
                 found.update({show(f.path): n for f, n in zip(layout.fields, layout.field_bytes, strict=True)})
         return dict(found)
-
-
-def _mean_return(trajectory: OpenTrajectory) -> float | None:
-    if trajectory.columns is None or trajectory.roles.reward is None:
-        return None
-    sums = [
-        trajectory.columns.column(trajectory.roles.reward, env).astype(np.float64).sum()
-        for env in range(trajectory.envs)
-    ]
-    return float(np.mean(sums))
 
 
 def _roles(shapes: Mapping[TreePath, Any]) -> FieldRoles:
@@ -365,57 +325,35 @@ def _roles(shapes: Mapping[TreePath, Any]) -> FieldRoles:
     )
 
 
-def _read(path: Path, placed: Placed) -> Tensor:
-    """Read one tensor of a file, or the part of it that `placed` describes."""
-    fd = open_file(path)
-    try:
-        return placed.read(fd, path)
-    finally:
-        os.close(fd)
-
-
 @final
 class _FileColumns:
-    """The fields of one file. A pickle has no offsets and is loaded completely."""
+    """The fields of one file, of which rows are read when they are shown. A pickle is loaded completely."""
 
-    def __init__(self, path: Path, format_name: str, *, allow_pickle: bool) -> None:
-        self._path = path
-        header = read_header(path, format_name, allow_pickle=allow_pickle)
-        self.layout: Layout = layout_of(header, path)
-        self._tree: dict[TreePath, Any] = {}
-        if format_name == "pkl":
-            self._tree = flatten(read_tree(path, format_name, allow_pickle=allow_pickle), where=path)
-        placed = {item.path: item for item in header.tensors}
-        self._placed = [placed[field.path] for field in self.layout.fields]
-        self._number = {field.path: number for number, field in enumerate(self.layout.fields)}
-        self._whole: dict[TreePath, Tensor] = {}
-        self.shapes = {field.path: field.row_shape for field in self.layout.fields}
+    def __init__(self, index: DirectoryIndex, number: int, *, allow_pickle: bool) -> None:
+        self._entry, header = index.inspect(number, allow_pickle=allow_pickle)
+        self.layout: Layout = self._entry.layout
+        self._pickle = allow_pickle
+        self.shapes = {path: shape for path, (_, shape) in self.layout.signature.items()}
         self.texts = _texts(header)
+
+    def _read(self, path: TreePath, transitions: np.ndarray) -> np.ndarray:
+        drawn = DrawnTransitions([self._entry], np.zeros_like(transitions), transitions)
+        with closing(OpenFiles(1)) as files:
+            found = gather(drawn, {path: self.layout.signature[path]}, RowSources(files, self._whole, BatchMemory()))
+        return array_of(flatten(found, where="trajectory")[path])
+
+    def _whole(self, entry: Entry) -> TrajectoryData:
+        tree = read_tree(entry.path(), entry.require_file().format_name, allow_pickle=self._pickle)
+        entry.data = TrajectoryData(tree, entry.layout)
+        return entry.data
 
     def row(self, path: TreePath, step: int, env: int) -> np.ndarray:
         """Return the value of one transition."""
-        number = self._number[path]
-        place = int(self.layout.rows(np.array([step * self.layout.envs + env]))[0, number])
-        whole = self._tree.get(path, self._whole.get(path))
-        if whole is not None:
-            return array_of(whole.flatten(0, 1)[place]).copy()
-        placed, row_bytes = self._placed[number], self.layout.fields[number].row_bytes
-        if placed.strides is None:
-            offset, strides = placed.offset + place * row_bytes, None
-        else:
-            first, second = divmod(place, self.layout.envs)
-            offset = placed.offset + first * placed.strides[0] + second * placed.strides[1]
-            strides = placed.strides[2:]
-        return array_of(_read(self._path, Placed(path, placed.dtype, placed.shape[2:], offset, strides)))
+        return np.asarray(self._read(path, np.array([step * self.layout.envs + env]))[0])
 
     def column(self, path: TreePath, env: int) -> np.ndarray:
-        """Return the values of all steps of one environment. The tensor stays in memory with the trajectory."""
-        number = self._number[path]
-        whole = self._tree.get(path, self._whole.get(path))
-        if whole is None:
-            whole = self._whole[path] = _read(self._path, self._placed[number])
-        transitions = np.arange(self.layout.steps) * self.layout.envs + env
-        return array_of(whole.flatten(0, 1)[self.layout.rows(transitions)[:, number]])
+        """Return the values of all steps of one environment."""
+        return self._read(path, np.arange(self.layout.steps) * self.layout.envs + env)
 
 
 def _texts(header: Header) -> tuple[tuple[str, Any], ...]:
@@ -426,182 +364,3 @@ def _texts(header: Header) -> tuple[tuple[str, Any], ...]:
         for path, value in header.plain.items()
         if path[-1] not in names and (isinstance(value, str) or (isinstance(value, list) and value))
     )
-
-
-_BLOCK = 1000
-_PRIORITY, _AGE, _SLOT = ("(priority)",), ("(age)",), ("(slot)",)
-_FLAGS = {"done": ("done", "dones"), "terminated": ("terminated",), "truncated": ("truncated",)}
-_REWARDS, _ACTIONS = ("reward", "rewards"), ("action", "actions")
-_NEXT = "next"
-
-
-@final
-class SavedBuffer:
-    """The checkpoint of a replay buffer as episodes, or as blocks of rows if no field marks the ends of episodes.
-
-    Files are memory-mapped, and checksums are not compared.
-    """
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Read the manifest.
-
-        Args:
-            path: Directory that `dumps` wrote.
-
-        Raises:
-            CheckpointNotFoundError: There is no checkpoint.
-            CheckpointError: The checkpoint is not of a buffer, is empty, or has Python objects instead of fields.
-            DamagedFileError: The checkpoint is damaged.
-        """
-        reader = CheckpointReader(Path(path), format_name=FORMAT)
-        try:
-            state = reader.state()
-            self._take(Path(path), reader, state)
-        except (KeyError, TypeError, AttributeError, ValueError, StopIteration) as error:
-            if isinstance(error, OstinatoError):
-                raise
-            msg = f"the manifest of {path} does not describe a replay buffer ({error!r})"
-            raise DamagedFileError(msg) from error
-
-    def _take(self, path: Path, reader: CheckpointReader, state: dict[str, Any]) -> None:
-        storage = state["storage"]["state"]
-        if "items" in storage or not storage.get("rows"):
-            what = "Python objects, which have no fields to show" if storage.get("items") else "no rows"
-            msg = f"{path} holds {what}: there is nothing to show"
-            raise CheckpointError(msg)
-        if "hooked" in storage:
-            msg = f"{path} holds rows that saving hooks have converted: load it, and save it without hooks to see it"
-            raise CheckpointError(msg)
-        self.rows, self.capacity = int(storage["rows"]), int(storage["capacity"])
-        self.columns: dict[TreePath, SavedField] = map_fields(reader, storage)
-        self._late = {".".join(path): reader.open_mapped(name).nbytes for path, name, _ in storage["late"]}
-        self._num_envs = max(1, int(storage["lanes"]))
-        ring = Ring(self.capacity)
-        ring.load_state_dict(state["stamps"], self.rows)
-        slots = torch.arange(self.rows, device="cpu")
-        self.ages = array_of(ring.written - ring.generations(slots))
-        """Number of rows written after each row, int64 `[rows]`."""
-        kept = state["sampler"]["state"]
-        priorities = kept.get("priorities") if isinstance(kept, dict) else None
-        self.priorities: np.ndarray | None = None if priorities is None else array_of(priorities)[: self.rows]
-        """Priority of each row, float `[rows]`; None if the sampler has no priorities."""
-        self.rows_drawn, self.rows_written = int(state["rows_drawn"]), int(state["rows_written"])
-        self._roles = _buffer_roles(self.columns, prioritized=self.priorities is not None)
-        self.unit, self._slots, self.ids = self._split(saved_episodes(state.get("episodes"), storage, self.columns))
-        self._index_of = {number: index for index, number in enumerate(self.ids)}
-        counts = f"{self.rows:,} of {number_of(self.capacity, 'row')}, {number_of(len(self.ids), self.unit)}"
-        self.title = f"{name_of(path)}, {counts}"
-        self.history = _history(self.rows_drawn, self.rows_written)
-        hidden = [f"{', '.join(self._late)} (only some rows have it)"] if self._late else []
-        objects = [name.partition(".")[2] for name in storage.get("objects", ())]
-        hidden += [f"{', '.join(objects)} (Python objects)"] if objects else []
-        self._texts = tuple(("not shown", text) for text in hidden)
-        self._open: tuple[int, OpenTrajectory] | None = None
-
-    def _split(self, table: EpisodeTable | None) -> tuple[str, tuple[Tensor, ...], tuple[int, ...]]:
-        """Return the unit, the slots of each item and the ids: episodes, or blocks of rows without episodes."""
-        if table is None:
-            order = torch.from_numpy(np.argsort(-self.ages, kind="stable"))
-            blocks = torch.split(order, _BLOCK)
-            return "block", blocks, tuple(range(len(blocks)))
-        spans = table.episodes()
-        slots = tuple(
-            table.shift(first.expand(int(count)), torch.arange(int(count), device="cpu"))
-            for first, count in zip(spans.first, spans.rows, strict=True)
-        )
-        return "episode", slots, tuple(spans.serial.tolist())
-
-    def find(self, trajectory_id: int) -> int | None:
-        """Return the index of an episode id in `ids`; None if it is not there."""
-        return self._index_of.get(trajectory_id)
-
-    def extent(self, index: int) -> tuple[int, int]:
-        """Return the number of rows of an episode, and 1."""
-        return len(self._slots[index]), 1
-
-    def open(self, index: int) -> OpenTrajectory:
-        """Return an episode; its rows are read on access. The most recent one is cached."""
-        kept = self._open
-        if kept is None or kept[0] != index:
-            slots = self._slots[index]
-            name = f"{self.unit} {self.ids[index]}"
-            kept = self._open = index, OpenTrajectory(name, len(slots), 1, _Rows(self, slots), self._roles, self._texts)
-        return kept[1]
-
-    def returns(self, index: int) -> float | None:
-        """Return the sum of the rewards of an episode; None if there are no rewards."""
-        if self._roles.reward is None:
-            return None
-        return float(array_of(self.at(self._roles.reward, self._slots[index])).astype(np.float64).sum())
-
-    def at(self, path: TreePath, slots: Tensor) -> Tensor:
-        """Return the values of a field at `slots`, `[N, ...]`, as a copy."""
-        after = (slots + self._num_envs).remainder(self.capacity).clamp(max=self.rows - 1)
-        return self.columns[path].rows(slots, after)
-
-    def row_ages(self) -> np.ndarray:
-        """Return the number of rows that were written after each row."""
-        return self.ages
-
-    def field_bytes(self) -> dict[str, int]:
-        """Return the bytes of each field."""
-        return {".".join(path) or "(data)": column.nbytes for path, column in self.columns.items()} | self._late
-
-
-@final
-class _Rows:
-    """Rows of a checkpoint, addressed by slots."""
-
-    def __init__(self, saved: SavedBuffer, slots: Tensor) -> None:
-        self._saved, self._slots = saved, slots
-        computed = {_AGE: saved.ages, _SLOT: np.arange(saved.rows)}
-        self._computed = computed if saved.priorities is None else {**computed, _PRIORITY: saved.priorities}
-        known = {path: column.shape for path, column in saved.columns.items()}
-        self.shapes: dict[TreePath, tuple[int, ...]] = {**known, **dict.fromkeys(self._computed, ())}
-
-    def row(self, path: TreePath, step: int, env: int) -> np.ndarray:
-        """Return the value of one row."""
-        del env
-        if path in self._computed:
-            return np.asarray(self._computed[path][self._slots[step]])
-        return array_of(self._saved.at(path, self._slots[step : step + 1])[0])
-
-    def column(self, path: TreePath, env: int) -> np.ndarray:
-        """Return the values of all rows."""
-        del env
-        if path in self._computed:
-            found: np.ndarray = self._computed[path][self._slots.numpy()]
-            return found
-        return array_of(self._saved.at(path, self._slots))
-
-
-def _history(drawn: int, written: int) -> str:
-    if not drawn:
-        return "no row drawn so far"
-    each = format_number(drawn / max(written, 1))
-    return f"{number_of(drawn, 'row')} drawn so far, {each} for each row written (counted in all, not row by row)"
-
-
-def _buffer_roles(columns: dict[TreePath, SavedField], *, prioritized: bool) -> FieldRoles:
-    """Assign roles to fields by the names that TorchRL uses and by common flat names."""
-
-    def find(names: tuple[str, ...]) -> TreePath | None:
-        places = [(_NEXT, name) for name in names] + [(name,) for name in names]
-        return next((place for place in places if place in columns), None)
-
-    reward, action = find(_REWARDS), find(_ACTIONS)
-    ends = {word: place for word, names in _FLAGS.items() if (place := find(names)) is not None}
-    flags = {name for names in _FLAGS.values() for name in names}
-    current, following = {}, {}
-    for path in columns:
-        last = path[-1] if path else "(data)"
-        if last in {*_REWARDS, *_ACTIONS, *flags}:
-            continue
-        if path[:1] == (_NEXT,) and len(path) > 1:
-            following[".".join(path[1:])] = path
-        elif len(path) == 1 and last.startswith("next_"):
-            following[last.removeprefix("next_")] = path
-        else:
-            current[".".join(path) or last] = path
-    extra = {"priority": _PRIORITY} if prioritized else {}
-    return FieldRoles(reward, action, ends, current, following, {**extra, "rows since": _AGE, "slot": _SLOT})

@@ -13,7 +13,7 @@ import numpy as np
 from ostinato._optional import require
 from ostinato.durable.files import atomic_write
 from ostinato.errors import DamagedFileError, OptionError
-from ostinato.viz.figures import FAINT, GRID, INK, LINES, STYLE
+from ostinato.viz.figures import FAINT, GRID, INK, LINES, STYLE, output_path
 from ostinato.viz.frames import read_frame
 from ostinato.viz.sources import id_range, parse_number
 
@@ -31,7 +31,6 @@ __all__ = [
     "FrameFigure",
     "Window",
     "open_window",
-    "png_path",
     "run_prompt",
     "save",
     "write_frame",
@@ -237,23 +236,10 @@ def save(figure: Any, path: str | os.PathLike[str]) -> Path:
     Raises:
         OptionError: The path does not end in `.png`.
     """
-    target = png_path(path)
+    target = output_path(path)
     memory = io.BytesIO()
     figure.savefig(memory, dpi=DPI, format="png")
     atomic_write(target, memory.getvalue())
-    return target
-
-
-def png_path(path: str | os.PathLike[str]) -> Path:
-    """Return the path of an image file to write.
-
-    Raises:
-        OptionError: The path does not end in `.png`, or its directory does not exist.
-    """
-    target = Path(path)
-    if target.suffix.lower() != ".png" or not target.absolute().parent.is_dir():
-        msg = f"the path of an image must end in .png, in an existing directory, got {target}"
-        raise OptionError(msg)
     return target
 
 
@@ -369,9 +355,7 @@ class Window:
         if not text:
             return
         self._box.set_val("")
-        number = parse_number(text)
-        found = number is not None and self._walk.jump(number)
-        self.refresh("" if found else f"there is no {self._source.unit} {text[:20]}: {id_range(self._source)}")
+        self.refresh(_jump(self._source, self._walk, text))
 
     def _close(self) -> None:
         self.closed = True
@@ -396,7 +380,8 @@ def open_window(
     pyplot = require("matplotlib.pyplot", "viz")
     backends = require("matplotlib.backends", "viz")
     name = pyplot.get_backend()
-    if name.lower() not in {known.lower() for known in backends.backend_registry.list_builtin(_interactive(backends))}:
+    interactive = backends.backend_registry.list_builtin(backends.BackendFilter.INTERACTIVE)
+    if name.lower() not in {known.lower() for known in interactive}:
         msg = (
             f"cannot open a window with the matplotlib backend {name}: use --headless, --no-display with --save-image, "
             "or --web; or install a GUI toolkit such as PySide6"
@@ -406,10 +391,6 @@ def open_window(
         figure = pyplot.figure(figsize=(9.6, 6.6), num=f"ostinato view: {source.title}")
         Window(figure, source, navigator, camera=camera, output=output, autosave=autosave)
         pyplot.show(block=True)
-
-
-def _interactive(backends: Any) -> Any:
-    return backends.BackendFilter.INTERACTIVE
 
 
 COMMANDS: dict[str, str] = {
@@ -448,7 +429,7 @@ def run_prompt(
     Raises:
         OptionError: `output` is not a valid path of a PNG file.
     """
-    target = png_path(output)
+    target = output_path(output)
     figure = FrameFigure.headless()
 
     def draw() -> str:
@@ -471,6 +452,13 @@ def run_prompt(
         say(note or shown)
 
 
+def _jump(source: TrajectorySource, navigator: Navigator, text: str) -> str:
+    """Go to the trajectory with an id. Return why that is not possible, or an empty string."""
+    number = parse_number(text)
+    found = number is not None and navigator.jump(number)
+    return "" if found else f"there is no {source.unit} {text[:20]}: {id_range(source)}"
+
+
 def _follow(source: TrajectorySource, navigator: Navigator, words: list[str]) -> str:
     """Execute a command. Return the message to print, or an empty string to print the position."""
     if not words or words == ["info"]:
@@ -480,7 +468,5 @@ def _follow(source: TrajectorySource, navigator: Navigator, words: list[str]) ->
             "" if getattr(navigator, COMMANDS[words[0]])() else f"no further step in this direction: {id_range(source)}"
         )
     if words[0] == "j" and len(words) == 2:
-        number = parse_number(words[1])
-        found = number is not None and navigator.jump(number)
-        return "" if found else f"there is no {source.unit} {words[1][:40]}: {id_range(source)}"
+        return _jump(source, navigator, words[1])
     return f"no command {' '.join(words)[:40]!r}: {_HELP}"
