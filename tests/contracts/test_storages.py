@@ -81,26 +81,6 @@ SINGLE: dict[str, Callable[[int], Storage]] = {
 globals().update(suites(SingleCopy, SINGLE, __name__))
 
 
-class TestTuples(StorageContract):
-    """Rows that are a tuple with a nested list, wide enough to leave the packed row."""
-
-    def make(self, capacity: int) -> Storage:
-        return LazyTensorStorage(capacity)
-
-    def rows(self, ids: Tensor) -> Any:
-        return {"id": ids.clone(), "nest": (ids * 2.0, [(ids[:, None] + torch.arange(300)).to(torch.int16)])}
-
-    def wrong_rows(self, count: int) -> Any:
-        return {"id": torch.zeros(count, dtype=torch.int64), "nest": (torch.zeros(count), torch.zeros(count))}
-
-    def ids(self, storage: Storage, presented: Any) -> list[int]:
-        ids = presented["id"]
-        double, (wide,) = presented["nest"]
-        assert torch.equal(double, ids * 2.0)
-        assert torch.equal(wide, (ids[:, None] + torch.arange(300)).to(torch.int16))
-        return [int(i) for i in ids]
-
-
 class TestList(StorageContract):
     checks_schema = False
 

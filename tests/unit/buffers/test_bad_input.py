@@ -11,7 +11,6 @@ import torch
 from tensordict import TensorDict
 
 from ostinato import (
-    ImmutableDatasetWriter,
     LazyTensorStorage,
     ReplayBuffer,
     TensorDictMaxValueWriter,
@@ -26,7 +25,6 @@ from ostinato.errors import (
     OstinatoError,
     SchemaError,
     SlotError,
-    UsageError,
 )
 
 from ...tags import buffer, fill, read_ids, rows, same_state, snapshot, table
@@ -144,15 +142,6 @@ def test_fields_that_are_not_there_are_named() -> None:
         (lambda: five("list").set_("obs", torch.zeros(5, 3)), KindError, "has no fields"),
         (lambda: TensorStorage(torch.zeros(1, 3).expand(5, 3)), SchemaError, "clone"),
     )
-
-
-def test_an_immutable_dataset_refuses_every_write() -> None:
-    rb = ReplayBuffer(storage=TensorStorage(table(torch.arange(4))), writer=ImmutableDatasetWriter())
-    before = snapshot(rb)
-    some, none = table(torch.arange(2)), table(torch.arange(0))
-    writes = (lambda: rb.extend(some), lambda: rb.add(table(torch.tensor(1))), rb.empty, lambda: rb.extend(none))
-    raises(*((write, UsageError, "ImmutableDatasetWriter") for write in writes))
-    same_state(snapshot(rb), before)
 
 
 def test_a_tensordict_buffer_refuses_other_rows() -> None:

@@ -178,17 +178,3 @@ def test_trajectories_are_those_of_the_rows_present() -> None:
     assert [found.get("x").tolist() for found in rb.query()] == [[0, 1], [2, 4], [6, 7]]
     with pytest.raises(UsageError, match="left this buffer"):
         buffer_as_dataset(rb)
-
-
-def test_an_emptied_buffer_forgets_the_order_in_which_rows_leave() -> None:
-    used, new = (ReplayBuffer(storage=LazyTensorStorage(3), remover="fifo") for _ in range(2))
-    used.extend(torch.arange(3))
-    used.delete([1, 2])
-    used.extend(torch.arange(2))
-    used.extend(torch.arange(1))
-    used.empty()
-    for rb in (used, new):
-        rb.extend(torch.arange(1))
-        rb.delete([0])
-        rb.extend(torch.arange(1))
-    assert used.extend(torch.arange(3)).tolist() == new.extend(torch.arange(3)).tolist()

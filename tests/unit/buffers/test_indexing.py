@@ -41,10 +41,3 @@ def test_indices_of_every_kind_read_and_write_the_same_rows(storage: str) -> Non
         rb[index] = table(torch.tensor(50))
         assert read_ids(rb[:]) == [0, 1, 50, 3, 4]
     assert read_ids(rb[torch.tensor([[0, 1], [4, 3]])]) == [0, 1, 4, 3]
-
-
-def test_fields_are_read_by_name_through_transforms() -> None:
-    rb = buffer("packed", 8, transform=lambda batch: {**batch, "id": batch["id"] + 10})
-    fill(rb, range(5))
-    assert rb["id"].tolist() == [10, 11, 12, 13, 14]
-    assert torch.equal(rb["next", "obs"], table(torch.arange(5))["next"]["obs"])

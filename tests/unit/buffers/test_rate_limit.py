@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -39,34 +38,6 @@ LONG = 20.0
 
 def queue(capacity: int = 8, **options: Any) -> ReplayBuffer:
     return ReplayBuffer(storage=LazyTensorStorage(capacity), sampler=QueueSampler(), **options)
-
-
-def test_the_ratio_holds_while_threads_race() -> None:
-    limiter = RateLimiter(3.0, 40.0, 20)
-    rb = ReplayBuffer(storage=LazyTensorStorage(50), batch_size=8, prefetch=2, rate_limiter=limiter)
-    balances: list[float] = []
-    flow = rb._engine.gates[0].flow
-
-    def balance() -> None:
-        with rb._engine.lock:
-            balances.append(3.0 * flow.written - flow.drawn)
-
-    def write() -> None:
-        for i in range(30):
-            rb.extend(torch.full((5,), i), timeout_s=LONG)
-            balance()
-
-    def read() -> None:
-        for _ in range(25):
-            rb.sample(timeout_s=LONG)
-            balance()
-
-    together(write, read, read, limit_s=6 * LONG)
-    assert flow.written == 150
-    assert 400 <= flow.drawn <= 416
-    low, high = limiter.band
-    assert max(balances) <= high
-    assert min(b for b in balances if b > low + 1) >= low
 
 
 def interrupted(rows: int, act: Callable[[ReplayBuffer], Any], **options: Any) -> ReplayBuffer:
@@ -217,18 +188,3 @@ def test_calls_that_could_never_go_ahead_are_refused() -> None:
         (lambda: flow.check_write(11, None), OptionError, wide),
         (lambda: flow.check_draw(21, None), OptionError, "a batch of 21 rows moves the balance by 1 each"),
     )
-
-
-def test_bad_options_are_refused() -> None:
-    refused: list[tuple[dict[str, Any], str]] = [
-        ({"samples_per_insert": 1.0}, "goes together"),
-        ({"samples_per_insert": 0.0, "error_buffer": 1.0}, "samples_per_insert must be a finite number above 0"),
-        ({"samples_per_insert": 1.0, "error_buffer": math.inf}, "error_buffer must be a finite number"),
-        ({"samples_per_insert": 8.0, "error_buffer": 7.0}, r"at least max\(1, samples_per_insert\) = 8"),
-        ({"samples_per_insert": True, "error_buffer": 7.0}, "got True of type bool"),
-        ({"min_size_to_sample": 0}, "min_size_to_sample must be a positive integer"),
-        ({"timeout_s": -1}, "timeout_s must be a number of seconds"),
-    ]
-    for options, words in refused:
-        with pytest.raises(OptionError, match=words):
-            RateLimiter(**options)
