@@ -58,15 +58,6 @@ def test_a_pass_goes_on_without_the_deleted_rows() -> None:
     assert sorted(row for batch in rb for row in batch.tolist()) == [i for i in range(7) if i not in gone]
 
 
-def test_prefetched_batches_with_deleted_rows_are_drawn_again() -> None:
-    with make(batch_size=3, prefetch=3) as rb:
-        rb.extend(torch.arange(7))
-        for start in range(4):
-            rb.sample()
-            rb.delete(torch.tensor([start]))
-            assert all(start < int(rb.sample().min()) for _ in range(6))
-
-
 def test_a_sample_names_the_rows_to_delete() -> None:
     rb = make("PrioritizedSampler, largest priority", batch_size=2)
     rb.extend(torch.arange(7))

@@ -60,17 +60,3 @@ def test_exactly_one_copy_is_made_into_and_out_of_the_storage() -> None:
         assert sum(max(0, event.self_cpu_memory_usage) for event in events) < allowed
         copies = [event for event in events if event.key in {"aten::copy_", "aten::clone", "aten::to"}]
         assert sum(event.count for event in copies) <= 1
-
-
-def test_slices_are_views_and_tensor_indices_copies() -> None:
-    for storage in ("packed", "columns"):
-        rb = buffer(storage, 8)
-        fill(rb, range(5))
-        for index in (slice(1, 3), slice(None), ..., slice(None, None, 2), 2):
-            before = rb[index]["obs"].clone()
-            rb[index]["obs"].add_(1.0)
-            assert torch.equal(rb[index]["obs"], before + 1), f"rb[{index}] is not a view"
-            rb["obs"].copy_(rows(range(5))["obs"])
-        for copied in (torch.tensor([1, 2]), [1, 2], torch.tensor([True] * 5)):
-            rb[copied]["obs"].add_(1.0)
-            assert read_ids(rb[:]) == list(range(5)), f"rb[{copied}] is not a copy"

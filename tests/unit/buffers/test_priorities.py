@@ -224,6 +224,7 @@ REFUSED: list[tuple[Any, Any, Any, type[Exception], str]] = [
     ([0, 1], 1.0, torch.ones(2, dtype=torch.int64, device="meta"), KindError, "generation must have values"),
     ([0.5], 1.0, None, KindError, "index"),
     ([True, False], 1.0, None, KindError, "index"),
+    ([0, 1], [1.0, float("nan")], None, PriorityError, r"at the positions \[1\]"),
 ]
 
 

@@ -171,11 +171,3 @@ def test_what_does_not_go_with_a_remover() -> None:
         (lambda: ReplayBuffer(storage=LazyTensorStorage(4), remover="lifo").share(), OptionError, "ring order"),
     )
     assert rb.sampler is sampler
-
-
-def test_a_queue_keeps_its_order_after_an_edit() -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(8), sampler=QueueSampler(), remover="fifo", batch_size=2)
-    rb.extend(torch.arange(5))
-    rb[1] = torch.tensor(11)
-    rb.extend(torch.arange(5, 7))
-    assert [rb.sample().tolist() for _ in range(3)] == [[0, 11], [2, 3], [4, 5]]

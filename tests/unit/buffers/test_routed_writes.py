@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from typing import Any
 
 import pytest
@@ -58,22 +57,6 @@ def test_rows_reach_their_members_in_order(batches: list[list[int]], capacity: i
     for member, written in zip(rb.members, model, strict=True):
         slots = {place % capacity: row for place, row in enumerate(written)}
         assert ids(member) == [slots[slot] for slot in sorted(slots)]
-
-
-def test_one_row_nested_keys_and_dimensions() -> None:
-    made = ensemble().add(rows([1])[0])
-    assert (made.batch_size, int(made["buffer_ids"]), int(made["index"])) == ((), 1, 0)
-    nested = pickle.loads(pickle.dumps(ensemble(routing_key=("info", "task"))))
-    nested.extend(TensorDict({"info": {"task": torch.tensor([[2], [0], [2]])}, "id": torch.arange(3)}, [3]))
-    assert list(map(ids, nested.members)) == [[1], [], [0, 2]]
-    for dim, shape in ((0, [3, 2]), (-1, [2, 3])):
-        columns = ensemble(routing_dim=dim)
-        data = TensorDict({"id": torch.arange(6).view(shape)}, shape)
-        names = columns.extend(data)
-        assert sorted(zip(names["buffer_ids"].tolist(), names["index"].tolist(), strict=True)) == [
-            (number, place) for number in range(3) for place in range(2)
-        ]
-        assert [ids(member) for member in columns.members] == data["id"].movedim(dim, 0).tolist()
 
 
 def test_names_of_written_rows_set_their_priorities_unless_they_were_replaced() -> None:
