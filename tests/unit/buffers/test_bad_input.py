@@ -174,8 +174,6 @@ def test_rows_without_a_rank_are_refused_and_do_not_fix_the_form() -> None:
             rb.extend(TensorDict({"r": torch.tensor([1.0, float("nan")])}, [2]))
         assert len(rb) == 0
         assert rb.extend(TensorDict({"r": torch.arange(3.0), "b": torch.zeros(3)}, [3])).tolist() == [0, 1, 2]
-    with pytest.raises(OptionError, match="ndim=2"):
-        ReplayBuffer(storage=LazyTensorStorage(5, ndim=2), writer=TensorDictMaxValueWriter())
 
 
 # -- options -----------------------------------------------------------------------------------------------------------

@@ -12,13 +12,11 @@ from ostinato import (
     Episodes,
     LazyTensorStorage,
     LimitedSampler,
-    NStep,
     QueueSampler,
     RandomSampler,
     RateLimiter,
     ReplayBuffer,
     ReplayBufferEnsemble,
-    ReservoirWriter,
 )
 from ostinato.buffers.rate_limit import Flow
 from ostinato.errors import EmptyBufferError, KindError, OptionError, WaitTimeoutError
@@ -159,6 +157,8 @@ def test_a_queue_takes_over_rows_that_are_there_in_order() -> None:
 
 
 def test_what_cannot_go_together_is_refused() -> None:
+    """Samplers, units and writers: `tests/contracts/test_combinations.py`."""
+
     def made(**options: Any) -> ReplayBuffer:
         return ReplayBuffer(storage=LazyTensorStorage(8), **options)
 
@@ -167,9 +167,7 @@ def test_what_cannot_go_together_is_refused() -> None:
     raises(
         (lambda: made(rate_limiter=2.0), KindError, r"must be an ostinato.RateLimiter or None, got float"),
         (lambda: made(rate_limiter=RateLimiter(min_size_to_sample=9)), OptionError, "9 rows are never there"),
-        (lambda: made(sampler=QueueSampler(), sample_unit=NStep(2, 0.5)), OptionError, "leave out sample_unit"),
         (lambda: made(sampler=LimitedSampler(2), episodes=Episodes(end_key="done")), OptionError, "leave out episodes"),
-        (lambda: made(sampler=QueueSampler(), writer=ReservoirWriter()), OptionError, "use RoundRobinWriter"),
         (lambda: plain.extend(rows, timeout_s=1.0), OptionError, "no call waits in a buffer without rate_limiter"),
         (lambda: plain.sample(timeout_s=1.0), OptionError, "no call waits"),
         (lambda: rb.sample(timeout_s=-1.0), OptionError, "timeout_s must be a number of seconds"),

@@ -135,9 +135,7 @@ def test_a_buffer_that_was_loaded_does_not_go_on_with_its_old_episodes(ndim: int
     old, action = buffer("SAME_STEP", "flat", ndim, 15), np.zeros(ENVS, np.int64)
     env = make(ENVS, "SAME_STEP")
     steps = VectorEnvRecorder(old, ENVS, "SAME_STEP")
-    steps.reset(env.reset()[0])
-    for _ in range(8):
-        steps.add_step(action, *env.step(action))
+    run(steps, env, np.zeros((8, ENVS), np.int64))
     rb = buffer("SAME_STEP", "flat", ndim, 15, sample_unit=NStep(5, 1.0))
     rb.load_state_dict(old.state_dict())
     last = rb.storage.read("obs").reshape(-1, 3)[[(rb.storage.cursor - 3 + i) % 15 for i in range(3)]]

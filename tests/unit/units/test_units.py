@@ -12,7 +12,6 @@ from ostinato import (
     FrameStack,
     Hindsight,
     LazyTensorStorage,
-    ListStorage,
     NStep,
     ReplayBuffer,
     SequenceUnit,
@@ -20,7 +19,6 @@ from ostinato import (
     TensorDictMaxValueWriter,
 )
 from ostinato.errors import (
-    EpisodesError,
     KeyMissingError,
     KindError,
     OptionError,
@@ -31,7 +29,6 @@ from ostinato.errors import (
 
 from ...episodes import Log, batch_of
 from ...windows import reward_of
-from .rings import slices
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,7 +57,6 @@ BAD: list[tuple[Callable[[], object], type[OstinatoError], str]] = [
     (lambda: ReplayBuffer(sample_unit=[3]), KindError, "SampleUnit instance or a list of them, got int"),  # type: ignore[list-item]
     (lambda: ReplayBuffer(sample_unit=[NStep(2, 0.9), NStep(3, 0.9)]), OptionError, "two units of one kind"),
     (lambda: ReplayBuffer(sample_unit=[NStep(2, 0.9), Hindsight(reward_of)]), OptionError, "cannot be combined"),
-    (lambda: filled([SequenceUnit(2), NStep(2, 0.9)], sampler=slices(2)), OptionError, "leave one of"),
     (lambda: Episodes("done", ends=torch.zeros(3)), OptionError, "mutually exclusive"),
     (lambda: SliceSampler(slice_len=2, span=2), OptionError, "strictly lower than the sequence length 2"),
     (lambda: SliceSampler(slice_len=2, span=(True, -1)), OptionError, "span is True, False"),
@@ -115,10 +111,7 @@ def test_rows_that_do_not_fit_a_unit_are_refused_in_words() -> None:
             filled(unit, change=change).sample()
 
 
-def test_buffers_without_fields_or_order_are_refused() -> None:
-    rb = ReplayBuffer(storage=ListStorage(10), sample_unit=NStep(2, 0.9), batch_size=2)
-    with pytest.raises(EpisodesError, match="ListStorage has no fields"):
-        rb.extend([{"done": torch.tensor(False)}])
+def test_buffers_that_lose_their_order_or_have_two_kinds_of_episodes_are_refused() -> None:
     rb = filled(NStep(2, 0.9))
     with pytest.raises(OptionError, match="does not keep rows in the order"):
         rb.set_writer(TensorDictMaxValueWriter())
