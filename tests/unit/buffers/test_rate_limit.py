@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 
 SOON = 0.05
-LONG = 20.0
-"""Longer than any of these tests should wait; a failure, not a hang, when something is lost."""
 
 
 def queue(capacity: int = 8, **options: Any) -> ReplayBuffer:

@@ -122,13 +122,6 @@ def small(**more: Any) -> Trajectory:
     return Trajectory(rewards=torch.rand(4, 2, 1), **more)
 
 
-def equal_batches(first: TrajectoryReplayBuffer, second: TrajectoryReplayBuffer) -> None:
-    for count in (3, 50, 7):
-        one, two = first.sample(count), second.sample(count)
-        assert check_batch(one) == check_batch(two)
-    assert torch.equal(first.sample(5, replace=False)["rewards"], second.sample(5, replace=False)["rewards"])
-
-
 def as_rlinf(root: Path, form: str, *, old_spelling: bool = False, named: bool = True) -> None:
     """Write a directory as RLinf does: without `ostinato_store.jsonl`, with any or no text between id and extension."""
     root.mkdir(parents=True)

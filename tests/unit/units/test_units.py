@@ -29,6 +29,7 @@ from ostinato.errors import (
 
 from ...episodes import Log, batch_of
 from ...windows import reward_of
+from .rings import slices
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,6 +58,7 @@ BAD: list[tuple[Callable[[], object], type[OstinatoError], str]] = [
     (lambda: ReplayBuffer(sample_unit=[3]), KindError, "SampleUnit instance or a list of them, got int"),  # type: ignore[list-item]
     (lambda: ReplayBuffer(sample_unit=[NStep(2, 0.9), NStep(3, 0.9)]), OptionError, "two units of one kind"),
     (lambda: ReplayBuffer(sample_unit=[NStep(2, 0.9), Hindsight(reward_of)]), OptionError, "cannot be combined"),
+    (lambda: filled([SequenceUnit(2), NStep(2, 0.9)], sampler=slices(2)), OptionError, "leave one of"),
     (lambda: Episodes("done", ends=torch.zeros(3)), OptionError, "mutually exclusive"),
     (lambda: SliceSampler(slice_len=2, span=2), OptionError, "strictly lower than the sequence length 2"),
     (lambda: SliceSampler(slice_len=2, span=(True, -1)), OptionError, "span is True, False"),
