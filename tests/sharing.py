@@ -29,6 +29,7 @@ __all__ = [
     "end",
     "ids_of",
     "make",
+    "pipe",
     "reserve",
     "ring_of",
     "rows",
@@ -104,6 +105,11 @@ def check_ring(rb: ReplayBuffer) -> None:
         other = backend.native.SumTree(ring.capacity)  # type: ignore[union-attr]
         other.load(leaves.data_ptr(), ring.capacity)
         assert (ring.tree.total, ring.tree.minimum) == (other.total, other.minimum)
+
+
+def pipe() -> tuple[Any, Any]:
+    """Two ends of a pipe between this process and a forked one."""
+    return multiprocessing.get_context("fork").Pipe()
 
 
 def start(work: Callable[..., Any], *given: Any, method: str = "fork") -> Any:

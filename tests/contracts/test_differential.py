@@ -10,7 +10,6 @@ import random
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 import pytest
 import torch
 
@@ -150,19 +149,3 @@ def test_plain_rows_give_the_same_both_ways(name: str, seed: int) -> None:
 
     native, alone = both(make, f"{name} {seed}", plain=True)
     assert native == alone
-
-
-@pytest.mark.parametrize("dtype", ["uint8", "bool", "int16", "int64", "float16", "bfloat16", "float32", "float64"])
-def test_dtypes_and_strides_are_copied_alike(dtype: str) -> None:
-    values = (torch.arange(7 * 30 * 2) % 2 if dtype == "bool" else torch.arange(7 * 30 * 2)).to(getattr(torch, dtype))
-    given = values.reshape(30, 7, 2).transpose(1, 2)
-
-    found = []
-    for way in WAYS:
-        with use_backend(way):
-            buffer = ReplayBuffer(storage=LazyTensorStorage(20), batch_size=8, generator=seeded())
-            for start in range(0, 30, 6):
-                buffer.extend({"x": given[start : start + 6], "n": np.arange(start, start + 6)})
-            batch = buffer.sample()
-            found.append(bits([batch["x"], batch["n"], buffer[:]["x"]]))
-    assert found[0] == found[1]

@@ -1,4 +1,4 @@
-"""The storage contract, run over every storage of ours."""
+"""The storage contract, run over every storage of ours. Single copies: `unit/storages/test_single_copy_log.py`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ from ostinato import (
     TensorStorage,
     ZlibCodec,
 )
-from ostinato.errors import OptionError
-from ostinato.protocols import Picks
 from ostinato.testing import StorageContract
 from tests.contracts.suites import suites
 
@@ -44,63 +42,6 @@ STORAGES: dict[str, Callable[[int], Storage]] = {
 globals().update(suites(StorageContract, STORAGES, __name__))
 
 
-class SingleCopy(StorageContract):
-    """Rows of which each observation is the next one of the row before: what does not follow lies apart."""
-
-    __test__ = False
-
-    def rows(self, ids: Tensor) -> Any:
-        obs = (ids[:, None] * 3 + torch.arange(3)).to(torch.float64)
-        return {**super().rows(ids), "state": obs, "next": {"state": obs + 3, "done": ids % 3 == 0}}
-
-    def ids(self, storage: Storage, presented: Any) -> list[int]:
-        found = super().ids(storage, presented)
-        expected = self.rows(torch.tensor(found))
-        for key in ("state", ("next", "state"), ("next", "done")):
-            got, want = presented, expected
-            for name in (key,) if isinstance(key, str) else key:
-                got, want = got[name], want[name]
-            assert torch.equal(got.reshape(want.shape), want), f"{key} is not that of the rows {found}"
-        return found
-
-    test_picks_choose_rows_and_slots = None  # type: ignore[assignment]  # refused: see below
-
-    def test_picks_are_refused(self) -> None:
-        storage = self.filled(5, 4)
-        payload, _ = storage.admit(self.rows(torch.arange(100, 103)), 1)
-        with pytest.raises(OptionError, match="ring order"):
-            storage.write(Picks(torch.tensor([3, 0]), torch.tensor([0, 2]), torch.tensor([3, -1, 0])), payload)
-        assert self.stored(storage) == [0, 1, 2, 3]
-
-
-SINGLE: dict[str, Callable[[int], Storage]] = {
-    "single copy": lambda n: LazyTensorStorage(n, single_copy=True),
-    "single copy, columns": lambda n: LazyTensorStorage(n, single_copy={("next", "state"): "state"}, packed=False),
-    "single copy, mapped": lambda n: LazyMemmapStorage(n, single_copy=True),
-}
-globals().update(suites(SingleCopy, SINGLE, __name__))
-
-
-class TestTuples(StorageContract):
-    """Rows that are a tuple with a nested list, wide enough to leave the packed row."""
-
-    def make(self, capacity: int) -> Storage:
-        return LazyTensorStorage(capacity)
-
-    def rows(self, ids: Tensor) -> Any:
-        return {"id": ids.clone(), "nest": (ids * 2.0, [(ids[:, None] + torch.arange(300)).to(torch.int16)])}
-
-    def wrong_rows(self, count: int) -> Any:
-        return {"id": torch.zeros(count, dtype=torch.int64), "nest": (torch.zeros(count), torch.zeros(count))}
-
-    def ids(self, storage: Storage, presented: Any) -> list[int]:
-        ids = presented["id"]
-        double, (wide,) = presented["nest"]
-        assert torch.equal(double, ids * 2.0)
-        assert torch.equal(wide, (ids[:, None] + torch.arange(300)).to(torch.int16))
-        return [int(i) for i in ids]
-
-
 class TestList(StorageContract):
     checks_schema = False
 
@@ -114,7 +55,7 @@ class TestList(StorageContract):
     def row(self, number: int) -> Any:
         return self.rows(torch.tensor([number]))[0]
 
-    test_inputs_are_copied = None  # type: ignore[assignment]  # see test_list.py: tested for each kind of row
+    test_inputs_are_copied = None  # type: ignore[assignment]  # see tests/unit/buffers/test_memory.py
 
 
 class TestCompressedList(TestList):

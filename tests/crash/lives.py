@@ -1,13 +1,9 @@
-"""Long lives, each in a process of its own: `python -m tests.crash.lives NAME ARGUMENT` ends well or says why not."""
+"""Long lives, each in a process of its own: `python -m tests.crash.lives NAME` ends well or says why not."""
 
 from __future__ import annotations
 
 import gc
-import os
-import resource
 import sys
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -21,17 +17,12 @@ from ostinato import (
     PrioritizedSliceSampler,
     ReplayBuffer,
     SamplerWithoutReplacement,
-    Trajectory,
-    TrajectoryReplayBuffer,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 CAPACITY = 4000
-END = ("next", "done")
-LIMIT = 256
-"""Files that may be open."""
 
 
 def rows(start: int, episode: int, count: int) -> dict[str, Any]:
@@ -53,7 +44,7 @@ def _buffer(storage: Any = None, **options: Any) -> ReplayBuffer:
 
 BUFFERS: dict[str, Callable[[], ReplayBuffer]] = {
     "prioritized slices": lambda: _buffer(
-        sampler=PrioritizedSliceSampler(CAPACITY, 0.7, 0.5, slice_len=4, end_key=END)
+        sampler=PrioritizedSliceSampler(CAPACITY, 0.7, 0.5, slice_len=4, end_key=("next", "done"))
     ),
     "single copy": lambda: _buffer(LazyTensorStorage(CAPACITY, single_copy=True), sample_unit=NStep(3, 0.9)),
     "mapped, ahead": lambda: _buffer(LazyMemmapStorage(CAPACITY), prefetch=2),
@@ -89,42 +80,5 @@ def wraps(name: str) -> None:
     rb.sample()
 
 
-def trajectories(count: str) -> None:
-    """So many trajectories on disk, saved, sampled and loaded again while few files may be open."""
-    resource.setrlimit(resource.RLIMIT_NOFILE, (LIMIT, LIMIT))
-    with tempfile.TemporaryDirectory(dir=os.environ.get("OSTINATO_TEST_PLACE")) as place:
-        path = Path(place) / "store"
-        buffer = TrajectoryReplayBuffer(auto_save=True, auto_save_path=path, trajectory_format="safetensors")
-        for number in range(int(count)):
-            reward = torch.full((2, 1, 1), float(number))
-            buffer.add_trajectories([Trajectory(max_episode_length=2, rewards=reward, actions=reward.clone())])
-            if number % 5000 == 4999:
-                buffer.sample(LIMIT)
-        buffer.flush()
-        assert buffer.size == int(count)
-        _sample(buffer)
-        buffer.close()
-        again = TrajectoryReplayBuffer()
-        again.load_checkpoint(path)
-        assert again.size == int(count)
-        _sample(again)
-        again.close()
-
-
-def _sample(buffer: TrajectoryReplayBuffer) -> None:
-    seen = set()
-    for _ in range(5):
-        batch = buffer.sample(4 * LIMIT)
-        assert torch.equal(batch["rewards"], batch["actions"])
-        seen |= set(batch["rewards"].flatten().tolist())
-    assert len(seen) > LIMIT
-    held = len(list(Path("/proc/self/fd").iterdir())) if Path("/proc/self/fd").exists() else 0
-    assert held < LIMIT - 32, f"{held} files are open: none are left for others"
-    with (Path(__file__)).open() as _:  # others may open files too
-        pass
-
-
-LIVES = {each.__name__: each for each in (wraps, trajectories)}
-
 if __name__ == "__main__":
-    LIVES[sys.argv[1]](sys.argv[2])
+    wraps(sys.argv[1])

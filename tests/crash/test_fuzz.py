@@ -96,6 +96,12 @@ HOSTILE: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "stamps of none": (_set("state", "stamps", "written", to=3), "24 rows, of which 3 were written"),
     "an unknown class": (_set("state", "sampler", "class", to="os.system"), "sampler is a os.system"),
     "priorities below zero": (_set("state", "sampler", "state", "largest", to={"$float": "-0x1.8p+0"}), "damaged"),
+    "a missing column": (_set(*STORAGE, "columns", to=[]), "column|damaged|exactly"),
+    "a short generator": (
+        _set("state", "generator", to={"$tensor": {"dtype": "uint8", "shape": [3], "data": "AAAA"}}),
+        "generator",
+    ),
+    "no stamps": (_set("state", "stamps", to=None), "NoneType"),
     "no state": (_set("state", to=None), "NoneType"),
 }
 

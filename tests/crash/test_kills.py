@@ -1,30 +1,74 @@
-"""Saves killed at random moments: the directory holds the old state or the new one, and takes the next save."""
+"""Saves killed at each file operation in turn: the directory holds the old state or the new one, and takes the next."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from ostinato.errors import CheckpointError
+from tests.crash.fuzz import state_of
+from tests.registry import registered
+from tests.unit.trajectories.kills import run_and_kill
+from tests.unit.trajectories.rollouts import needs_fork
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = needs_fork
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.parametrize("incremental", [False, True])
+def saving(rb: Any, path: Path, incremental: bool, _report: object) -> None:
+    rb.dumps(path, incremental=incremental)
+
+
 @pytest.mark.parametrize(
-    ("kills", "seed"), [(8, 1), pytest.param(200, 2, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
+    ("name", "incremental"),
+    [
+        ("prefetch, PrioritizedSampler", True),
+        ("storage ListStorage", False),
+        *(
+            pytest.param(name, incremental, marks=pytest.mark.slow)
+            for name in ("transform", "storage LazyTensorStorage, single_copy", "max_bytes", "ensemble, ratio")
+            for incremental in (False, True)
+        ),
+    ],
 )
-def test_a_killed_save_leaves_the_old_state_or_the_new(
-    kills: int, seed: int, incremental: bool, tmp_path: Path
-) -> None:
-    command = [sys.executable, "-W", "ignore", "-m", "tests.crash.killer", tmp_path, kills, seed, incremental]
-    done = subprocess.run(list(map(str, command)), cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout)
-    assert not found["wrong"], found["wrong"]
-    assert found["old"] + found["new"] == found["turns"], found
-    assert found["inside"] == kills, found
+def test_a_killed_save_leaves_the_old_state_or_the_new(name: str, incremental: bool, tmp_path: Path) -> None:
+    contract, path = registered(name), tmp_path / "a"
+    rb = contract.fill()
+    rb.dumps(path, incremental=incremental)
+    for number in count():
+        before = state_of(rb)
+        contract.extend(rb, 6, 100 + 6 * number)
+        contract.use(rb)
+        after = state_of(rb)
+        killed, _ = run_and_kill(partial(saving, rb, path, incremental), number)
+        rb = contract.make(contract.capacity)
+        rb.loads(path)
+        assert state_of(rb) in (before, after)
+        if not killed:
+            break
+    assert number > 5, "the operations were not counted"
+    assert state_of(rb) == after
+    manifest = (path / "manifest.json").read_text()
+    left = [file.name for file in path.iterdir() if file.suffix in {".bin", ".tmp"} and file.name not in manifest]
+    assert not left, "what the killed ones left is gone"
+
+
+def test_a_killed_first_save_leaves_nothing_that_loads(tmp_path: Path) -> None:
+    contract = registered("PrioritizedSampler")
+    rb, found = contract.fill(), contract.make(contract.capacity)
+    for number in count():
+        path = tmp_path / str(number)
+        killed, _ = run_and_kill(partial(saving, rb, path, False), number)
+        if killed and not (path / "manifest.json").exists():
+            with pytest.raises(CheckpointError, match="no checkpoint at"):
+                found.loads(path)
+            rb.dumps(path)
+        found.loads(path)
+        assert state_of(found) == state_of(rb)
+        if not killed:
+            break

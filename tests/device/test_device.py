@@ -9,11 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch._subclasses import FakeTensorMode
-
-from ostinato.core.episodes.table import EpisodeTable
-from ostinato.core.records import Run
-from ostinato.errors import OptionError
 
 HERE = Path(__file__).parent
 
@@ -40,17 +35,3 @@ def test_on_a_device(cases: str, device: str) -> None:
         check=False,
     )
     assert done.returncode == 0, f"{done.stdout[-8000:]}\n{done.stderr[-2000:]}"
-
-
-def test_an_episode_table_takes_no_tensor_without_values() -> None:
-    """`FakeTensorMode` makes tensors that have a device and a shape only; nothing reads the memory they do not have."""
-    table = EpisodeTable(8)
-    with FakeTensorMode():
-        ends, slots = torch.zeros(4, dtype=torch.bool), torch.arange(4)
-        with pytest.raises(OptionError, match="ends has no values on the CPU to read, got a FakeTensor"):
-            table.record(Run(0, 4, 8), ends)
-        assert table.rows == 0
-        table.record(Run(0, 4, 8), None)
-        for ask in (table.ahead, table.starts(2).draw):
-            with pytest.raises(OptionError, match="has no values on the CPU to read, got a FakeTensor"):
-                ask(slots)

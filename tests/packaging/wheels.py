@@ -417,20 +417,6 @@ def smoke_everywhere(wheels: list[Path], found: list[Interpreter], options: argp
                 report.ran.append((interpreter.name, torch, wheel.name, result))
 
 
-def refused_by_older(wheel: Path, found: list[Interpreter], report: Report) -> None:
-    """Older interpreters must not install a wheel: pip reads `Requires-Python`."""
-    for interpreter in (python for python in found if python.version < OLDEST):
-        ask = ["-m", "pip", "install", "--no-deps", "--no-index", "--dry-run", "--ignore-installed", str(wheel)]
-        done = subprocess.run([interpreter.path, *ask], capture_output=True, text=True, check=False)
-        if done.returncode and "requires a different Python" in done.stderr:
-            result = "refused by pip, as it must be"
-        elif "no such option" in done.stderr:
-            result = "not run: the pip of this interpreter has no --dry-run"
-        else:
-            result, report.failed = "FAILED: pip did not refuse", True
-        report.ran.append((interpreter.name, "-", wheel.name, result))
-
-
 def main() -> int:
     """Build, check and test; return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -454,7 +440,6 @@ def main() -> int:
         except FailedError as failure:
             result, report.failed = f"FAILED: {failure}", True
         report.built.append((file.name, str(file.stat().st_size), result))
-    refused_by_older(files[1], found, report)
     smoke_everywhere(files[1:], found, options, report)
     (options.work / "report.txt").write_text(report.text(), encoding="utf-8")
     say(f"report of {options.dist}\n\n{report.text()}")

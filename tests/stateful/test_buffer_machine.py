@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import settings
@@ -31,6 +32,8 @@ from ..tags import STORAGES, at, buffer, poison, read_ids, rows
 pytestmark = pytest.mark.usefixtures("backend")
 
 COUNTS = st.integers(1, 17)
+FORMS = ["int", "slice", "tensor", "int32", "uint8", "strided", "numpy", "mask", "list"]
+"""Forms of an index."""
 
 
 class BufferMachine(RuleBasedStateMachine):
@@ -153,7 +156,7 @@ class BufferMachine(RuleBasedStateMachine):
 
     def pick(self, data: st.DataObject) -> tuple[Any, list[int]]:
         count = len(self.model)
-        form = data.draw(st.sampled_from(["int", "slice", "tensor", "int32", "mask", "list"]))
+        form = data.draw(st.sampled_from(FORMS))
         if form == "int":
             at_ = data.draw(st.integers(-count, count - 1))
             return at_, [at_ % count]
@@ -163,12 +166,19 @@ class BufferMachine(RuleBasedStateMachine):
             return piece, list(range(count))[piece]
         if form == "mask":
             mask = data.draw(st.lists(st.booleans(), min_size=count, max_size=count))
-            return torch.tensor(mask), [i for i, chosen in enumerate(mask) if chosen]
+            kind: Any = data.draw(st.sampled_from([torch.tensor, np.array, list]))
+            return kind(mask), [i for i, chosen in enumerate(mask) if chosen]
         chosen = data.draw(st.lists(st.integers(-count, count - 1), min_size=1, max_size=6))
         slots = [i % count for i in chosen]
-        if form == "list":
-            return chosen, slots
-        return torch.tensor(chosen, dtype=torch.int32 if form == "int32" else torch.int64), slots
+        forms = {
+            "tensor": torch.tensor(chosen),
+            "int32": torch.tensor(chosen, dtype=torch.int32),
+            "uint8": torch.tensor(slots, dtype=torch.uint8),
+            "strided": torch.tensor(chosen).repeat_interleave(2)[::2],
+            "numpy": np.array(chosen, dtype=np.int16),
+            "list": chosen,
+        }
+        return forms[form], slots
 
     def check(self, batch: Any, slots: list[int]) -> None:
         """Compare a batch with the rows of the model at these slots, late field included."""

@@ -23,9 +23,8 @@ _RAY = "distributed/test_ray_rate_limit.py"
 TESTS: dict[str, dict[str, list[str]]] = {
     "A process that is killed": {
         "`dumps`": [
-            "unit/durable/test_kills.py::test_a_killed_save_leaves_the_old_or_the_new_checkpoint",
-            "unit/durable/test_kills.py::test_a_killed_first_save_leaves_nothing_that_loads",
             "crash/test_kills.py::test_a_killed_save_leaves_the_old_state_or_the_new",
+            "crash/test_kills.py::test_a_killed_first_save_leaves_nothing_that_loads",
         ],
         "training, with checkpoints": [
             "contracts/test_combinations.py::test_every_combination_keeps_its_law_and_resumes_or_is_refused"

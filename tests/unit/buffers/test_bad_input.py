@@ -1,4 +1,4 @@
-"""Bad input is refused by name, and leaves the buffer bit-identical."""
+"""Bad input and bad options are refused by name; input leaves the buffer bit-identical."""
 
 from __future__ import annotations
 
@@ -11,22 +11,25 @@ import torch
 from tensordict import TensorDict
 
 from ostinato import (
-    ImmutableDatasetWriter,
+    LazyMemmapStorage,
     LazyTensorStorage,
+    ListStorage,
     ReplayBuffer,
+    SamplerWithoutReplacement,
     TensorDictMaxValueWriter,
     TensorDictReplayBuffer,
     TensorDictRoundRobinWriter,
     TensorStorage,
 )
 from ostinato.errors import (
+    CapacityError,
     KeyMissingError,
     KindError,
     OptionError,
     OstinatoError,
     SchemaError,
     SlotError,
-    UsageError,
+    StorageMemoryError,
 )
 
 from ...tags import buffer, fill, read_ids, rows, same_state, snapshot, table
@@ -146,15 +149,6 @@ def test_fields_that_are_not_there_are_named() -> None:
     )
 
 
-def test_an_immutable_dataset_refuses_every_write() -> None:
-    rb = ReplayBuffer(storage=TensorStorage(table(torch.arange(4))), writer=ImmutableDatasetWriter())
-    before = snapshot(rb)
-    some, none = table(torch.arange(2)), table(torch.arange(0))
-    writes = (lambda: rb.extend(some), lambda: rb.add(table(torch.tensor(1))), rb.empty, lambda: rb.extend(none))
-    raises(*((write, UsageError, "ImmutableDatasetWriter") for write in writes))
-    same_state(snapshot(rb), before)
-
-
 def test_a_tensordict_buffer_refuses_other_rows() -> None:
     rb = TensorDictReplayBuffer(storage=LazyTensorStorage(5))
     plain = {"a": torch.zeros(2)}
@@ -180,5 +174,60 @@ def test_rows_without_a_rank_are_refused_and_do_not_fix_the_form() -> None:
             rb.extend(TensorDict({"r": torch.tensor([1.0, float("nan")])}, [2]))
         assert len(rb) == 0
         assert rb.extend(TensorDict({"r": torch.arange(3.0), "b": torch.zeros(3)}, [3])).tolist() == [0, 1, 2]
-    with pytest.raises(OptionError, match="ndim=2"):
-        ReplayBuffer(storage=LazyTensorStorage(5, ndim=2), writer=TensorDictMaxValueWriter())
+
+
+# -- options -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage, ListStorage])
+def test_capacities_are_positive_integers(storage: Any) -> None:
+    wrong: list[Any] = [0, -1, 2.5, "3", True, *([] if storage is ListStorage else [None])]
+    for capacity in wrong:
+        with pytest.raises(CapacityError, match=r"integer of at least 1 .*got"):
+            storage(capacity)
+    assert storage(np.int64(5)).capacity == 5
+
+
+def test_memory_and_disk_that_are_not_there_are_refused_with_the_numbers() -> None:
+    for storage, words in ((LazyTensorStorage, r"\(4000.0 TB\).*are free"), (LazyMemmapStorage, "on the disk")):
+        rb = ReplayBuffer(storage=storage(10**15))
+        with pytest.raises(StorageMemoryError, match=f"needs 4000000000000000 bytes.*{words}"):
+            rb.extend(torch.zeros(2))
+        assert len(rb) == 0
+
+
+def test_batch_sizes_are_positive_integers() -> None:
+    rb = five()
+    for size in (0, -1, True, 2**63):
+        for call in (rb.sample, lambda size: ReplayBuffer(batch_size=size)):
+            with pytest.raises((OptionError, KindError), match="batch_size"):
+                call(size)
+    assert len(read_ids(rb.sample(np.int64(3)))) == len(read_ids(rb.sample(torch.tensor(3)))) == 3  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="there is an accelerator to copy to")
+def test_pinned_memory_without_an_accelerator_is_refused() -> None:
+    with pytest.raises(OptionError, match="pin_memory=True needs"):
+        buffer("packed", 5, pin_memory=True)
+
+
+def test_other_options_are_refused_by_name() -> None:
+    """More of them: `tests/parity/test_sampling.py`, `tests/contracts/test_options.py`."""
+    rb = five()
+    short = buffer("packed", 5, sampler=SamplerWithoutReplacement(drop_last=True), batch_size=4)
+    fill(short, range(3))
+    parts = ("storage", "sampler", "writer")
+    base = "must be an instance of ostinato"
+    raises(
+        *((lambda name=name: ReplayBuffer(**{name: 5}), KindError, f"{name} {base}") for name in parts),  # type: ignore[arg-type]
+        *((lambda name=name: getattr(rb, f"set_{name}")(5), KindError, f"{name} {base}") for name in parts),
+        (lambda: ReplayBuffer(transform=5), KindError, "callable"),
+        (lambda: rb.append_transform(5), KindError, "callable"),
+        (lambda: rb.insert_transform(1, lambda x: x), OptionError, r"\[0, 0\]"),
+        (lambda: ReplayBuffer(generator=5), KindError, "torch.Generator"),  # type: ignore[arg-type]
+        (lambda: SamplerWithoutReplacement(replacement=True), OptionError, "replacement=True"),
+        *((lambda ndim=ndim: LazyTensorStorage(5, ndim=ndim), OptionError, "ndim must be 1") for ndim in (0, 3, True)),
+        *((lambda dim=dim: ReplayBuffer(dim_extend=dim), OptionError, "0 or 1") for dim in (2, -1, True)),
+        (lambda: TensorStorage(torch.zeros(4), max_size=10), CapacityError, "max_size=10 for 4 rows"),
+        (short.sample, OptionError, r"batch size \(4\) is greater than the storage capacity \(3\)"),
+    )

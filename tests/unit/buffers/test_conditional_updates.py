@@ -11,7 +11,6 @@ import torch
 from tensordict import TensorDict
 
 from ostinato import (
-    LazyMemmapStorage,
     LazyTensorStorage,
     ListStorage,
     PrioritizedSampler,
@@ -40,30 +39,22 @@ def test_replaced_rows_are_left_out_and_counted() -> None:
     rb, index, generation = _filled()
     rb.extend({"x": torch.full((2,), 5.0), "n": {"w": torch.zeros(2, 2)}, "v": torch.zeros(2, 1).long()})
     for value in (1.0, 2.0):  # the rows stay the rows that they are, so a second update reaches them as well
-        result = rb.update_if_present(index=index, generation=generation, patch={"x": torch.full((4,), value)})
+        patch = TensorDict({"x": torch.full((4,), value), "n": {"w": torch.full((4, 2), value)}}, [4])
+        result = rb.update_if_present(index=index, generation=generation, patch=patch)
         assert result.updated.tolist() == [False, False, True, True]
         assert (result.updated_count, result.stale_count, result.version_rejected) == (2, 2, None)
         assert rb["x"].tolist() == [5.0, 5.0, value, value]
+        assert rb["n", "w"][:, 1].tolist() == [0.0, 0.0, value, value]
     twice = torch.tensor([2, 3, 2, 3, 2])
     rb.update_if_present(index=index[twice], generation=generation[twice], patch={"x": torch.arange(5.0)})
     assert rb["x"].tolist() == [5.0, 5.0, 4.0, 3.0], "of equal indices the last one is written"
+    rb.update_if_present(index=index, generation=generation, patch={("n", "w"): torch.full((4, 2), 7.0)})
+    assert rb["n", "w"][:, 1].tolist() == [0.0, 0.0, 7.0, 7.0]
     no_rows: dict[str, Any] = {"index": torch.tensor([4, 99, 0, 1]), "generation": torch.tensor([1, 1, -1, 0])}
     assert rb.update_if_present(**no_rows, patch={"x": torch.ones(4)}).stale_count == 4
     rb.empty()
     result = rb.update_if_present(index=index, generation=generation, patch={"x": torch.ones(4)})
     assert (result.updated_count, result.stale_count) == (0, 4)
-
-
-def test_nested_fields_of_any_storage_with_fields() -> None:
-    x, w = torch.arange(4.0), torch.ones(4, 2)
-    for storage, patch in (
-        (LazyTensorStorage(4), TensorDict({"x": x, "n": {"w": w}}, [4])),
-        (LazyMemmapStorage(4), {"x": x, ("n", "w"): w}),
-    ):
-        rb, index, generation = _filled(storage=storage)
-        assert rb.update_if_present(index=index, generation=generation, patch=patch).updated_count == 4
-        assert torch.equal(rb["x"], x)
-        assert torch.equal(rb[:]["n"]["w"], w)
 
 
 def test_versions_follow_a_plain_model() -> None:

@@ -32,7 +32,6 @@ def _storage() -> LazyTensorStorage:
 def test_options_without_counterpart_name_the_reason() -> None:
     wrong: list[tuple[dict[str, Any], type[Exception], str]] = [
         ({"service_backend": "ray"}, OptionError, "RayReplayBuffer"),
-        ({"service_backend": "other"}, OptionError, "service_backend"),
         ({"service_backend_options": {"remote_config": {}}}, OptionError, "only valid for a remote ReplayBuffer"),
         ({"transport": "distributed"}, OptionError, "transport='auto' or 'direct'"),
         ({"transport_options": {"backend": "gloo"}}, OptionError, "transport_options"),

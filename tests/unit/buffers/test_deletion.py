@@ -58,15 +58,6 @@ def test_a_pass_goes_on_without_the_deleted_rows() -> None:
     assert sorted(row for batch in rb for row in batch.tolist()) == [i for i in range(7) if i not in gone]
 
 
-def test_prefetched_batches_with_deleted_rows_are_drawn_again() -> None:
-    with make(batch_size=3, prefetch=3) as rb:
-        rb.extend(torch.arange(7))
-        for start in range(4):
-            rb.sample()
-            rb.delete(torch.tensor([start]))
-            assert all(start < int(rb.sample().min()) for _ in range(6))
-
-
 def test_a_sample_names_the_rows_to_delete() -> None:
     rb = make("PrioritizedSampler, largest priority", batch_size=2)
     rb.extend(torch.arange(7))
@@ -178,17 +169,3 @@ def test_trajectories_are_those_of_the_rows_present() -> None:
     assert [found.get("x").tolist() for found in rb.query()] == [[0, 1], [2, 4], [6, 7]]
     with pytest.raises(UsageError, match="left this buffer"):
         buffer_as_dataset(rb)
-
-
-def test_an_emptied_buffer_forgets_the_order_in_which_rows_leave() -> None:
-    used, new = (ReplayBuffer(storage=LazyTensorStorage(3), remover="fifo") for _ in range(2))
-    used.extend(torch.arange(3))
-    used.delete([1, 2])
-    used.extend(torch.arange(2))
-    used.extend(torch.arange(1))
-    used.empty()
-    for rb in (used, new):
-        rb.extend(torch.arange(1))
-        rb.delete([0])
-        rb.extend(torch.arange(1))
-    assert used.extend(torch.arange(3)).tolist() == new.extend(torch.arange(3)).tolist()

@@ -7,14 +7,13 @@ come out. So nothing may depend on when the thread copies the rows.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 
 from ostinato import (
     LimitedSampler,
-    ListStorage,
     RaggedTensorStorage,
     ReplayBuffer,
     TensorDictReplayBuffer,
@@ -23,10 +22,6 @@ from ostinato import (
 from ...registry import CAPACITY, SAMPLERS, STORAGES, UNITS, seeded
 from ...registry import rows as combined
 from ...tags import same_state
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 BUFFERS: dict[str, tuple[str, str, str]] = {
     "uniform": ("LazyTensorStorage", "RandomSampler", "none"),
@@ -121,18 +116,3 @@ def test_batches_are_those_of_an_earlier_call(kind: str) -> None:
         expected, given = late.sample()
         same_state([batch, told(info)], [expected, told(given)])
         learn([rb, late.rb], info, step)
-
-
-def test_queued_objects_come_out_of_a_checkpoint(tmp_path: Path) -> None:
-    rb, again = (
-        ReplayBuffer(storage=ListStorage(6), collate_fn=list, batch_size=4, prefetch=2, generator=seeded())
-        for _ in range(2)
-    )
-    for step in range(21):
-        rb.extend([{"t": torch.tensor(step), "name": f"row {step}"}])
-        if step < 20:
-            rb.sample()
-    rb.dumps(tmp_path / "saved")
-    again.loads(tmp_path / "saved")
-    for _ in range(4):
-        same_state(again.sample(), rb.sample())

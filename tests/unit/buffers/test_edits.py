@@ -6,15 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from tensordict import TensorDict
 
 from ostinato import (
     HeapSampler,
     LazyTensorStorage,
     ReplayBuffer,
     StackSampler,
-    TensorDictMaxValueWriter,
-    TensorDictReplayBuffer,
 )
 from ostinato.errors import CheckpointError
 
@@ -31,19 +28,6 @@ def test_an_edited_row_keeps_its_place_where_a_load_moves_rows_to_other_slots(sa
     other.loads(tmp_path)
     expected = [5, 4, 3, 2] if isinstance(rb.sampler, StackSampler) else [2, 3, 4, 5]
     assert rb.sample(4)["x"].tolist() == other.sample(4)["x"].tolist() == expected
-
-
-# -- edits of the storage itself ---------------------------------------------------------------------------------------
-
-
-def test_ranks_follow_edits_of_the_storage() -> None:
-    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(2), writer=TensorDictMaxValueWriter(rank_key="rank"))
-    rb.extend(TensorDict({"rank": torch.tensor([1.0, 2.0])}, [2]))
-    rb.storage[0] = TensorDict({"rank": torch.tensor(9.0)}, [])
-    assert rb.extend(TensorDict({"rank": torch.tensor([3.0])}, [1])).tolist() == [1]
-
-
-# -- checkpoints -------------------------------------------------------------------------------------------------------
 
 
 def test_damaged_arrivals_are_refused() -> None:

@@ -130,12 +130,6 @@ def test_other_keys() -> None:
     assert (rb.reward_key, rb.end_key) == ("r", "last")
 
 
-def test_it_shows_its_options() -> None:
-    rb = HERReplayBuffer(reward_of, storage=LazyTensorStorage(4), strategy="final", priority_key="error")
-    assert (rb.reward_fn, rb.her_ratio, rb.strategy, rb.priority_key) == (reward_of, 0.8, "final", "error")
-    assert repr(rb).startswith("HERReplayBuffer(\n    strategy='final', her_ratio=0.8, goal_key='desired_goal', ")
-
-
 def test_what_is_wrong_is_named() -> None:
     def sampled(key: Any) -> Any:
         rb = buffer(batch_size=4, her_ratio=0.5)

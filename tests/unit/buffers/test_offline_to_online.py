@@ -225,20 +225,15 @@ def test_datasets_that_draw_by_themselves() -> None:
 
 
 def test_refused_options() -> None:
+    """Those of TorchRL: `tests/parity/test_ensembles.py`."""
     both, limited = OfflineToOnlineReplayBuffer, dataset(5, consume_after_n_samples=1)
     lanes = ReplayBuffer(storage=LazyTensorStorage(4, ndim=2))
     raises(
-        (lambda: both(dataset()), OptionError, "Provide one of online_storage or online_capacity"),
-        (lambda: pair(online_storage="ram"), OptionError, "OR online_capacity, not both"),
         (lambda: pair(online_buffer=dataset()), OptionError, "neither with online_buffer"),
         (lambda: both(dataset(), online_buffer=Foreign(3)), KindError, "got Foreign"),  # type: ignore[arg-type]
         (lambda: both([1, 2], online_capacity=3), KindError, "got list"),
-        (lambda: both("minari:x", online_capacity=3), OptionError, "batch_size must be provided"),
         (lambda: both(Foreign(1), online_capacity=5, generator=torch.Generator()), OptionError, "generator"),
         (lambda: both(dataset(), online_buffer=plain(shared=True)), OptionError, "belong to one process"),
-        (lambda: pair(offline_fraction=0.0), OptionError, r"offline_fraction must be in \(0, 1\)"),
-        (lambda: pair(split=True), OptionError, r"only forwarded when offline_dataset is a string, got \['split'\]"),
-        (lambda: pair().sample(), OptionError, "batch_size must be provided"),
         (lambda: next(iter(pair())), UsageError, "Batch_size was not specified"),
         (lambda: pair(rows=0).sample(3), EmptyBufferError, "empty"),
         (lambda: pair().anneal(-1, 10), OptionError, "anneal"),

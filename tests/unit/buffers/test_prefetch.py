@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import multiprocessing
 import os
 import subprocess
 import sys
@@ -17,7 +16,7 @@ import torch
 from ostinato import LazyTensorStorage, LimitedSampler, RandomSampler, ReplayBuffer, SamplerWithoutReplacement
 from ostinato.errors import EmptyBufferError, OptionError
 
-from ...sharing import LIMIT_S, end, start
+from ...sharing import LIMIT_S, end, pipe, start
 from ...tags import buffer, fill, read_ids
 from .refusals import raises
 
@@ -158,7 +157,7 @@ def test_a_forked_child_goes_on_with_the_queued_draws() -> None:
     rb = make(3)
     rb.sample()
     until_ready(rb, 3)
-    mine, other = multiprocessing.get_context("fork").Pipe()
+    mine, other = pipe()
     child = start(lambda: other.send([read_ids(rb.sample()) for _ in range(5)]))
     assert mine.poll(LIMIT_S), "the forked child hangs"
     assert mine.recv() == [read_ids(rb.sample()) for _ in range(5)]

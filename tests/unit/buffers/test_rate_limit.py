@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +12,11 @@ from ostinato import (
     Episodes,
     LazyTensorStorage,
     LimitedSampler,
-    NStep,
     QueueSampler,
     RandomSampler,
     RateLimiter,
     ReplayBuffer,
     ReplayBufferEnsemble,
-    ReservoirWriter,
 )
 from ostinato.buffers.rate_limit import Flow
 from ostinato.errors import EmptyBufferError, KindError, OptionError, WaitTimeoutError
@@ -33,40 +30,10 @@ if TYPE_CHECKING:
 
 
 SOON = 0.05
-LONG = 20.0
-"""Longer than any of these tests should wait; a failure, not a hang, when something is lost."""
 
 
 def queue(capacity: int = 8, **options: Any) -> ReplayBuffer:
     return ReplayBuffer(storage=LazyTensorStorage(capacity), sampler=QueueSampler(), **options)
-
-
-def test_the_ratio_holds_while_threads_race() -> None:
-    limiter = RateLimiter(3.0, 40.0, 20)
-    rb = ReplayBuffer(storage=LazyTensorStorage(50), batch_size=8, prefetch=2, rate_limiter=limiter)
-    balances: list[float] = []
-    flow = rb._engine.gates[0].flow
-
-    def balance() -> None:
-        with rb._engine.lock:
-            balances.append(3.0 * flow.written - flow.drawn)
-
-    def write() -> None:
-        for i in range(30):
-            rb.extend(torch.full((5,), i), timeout_s=LONG)
-            balance()
-
-    def read() -> None:
-        for _ in range(25):
-            rb.sample(timeout_s=LONG)
-            balance()
-
-    together(write, read, read, limit_s=6 * LONG)
-    assert flow.written == 150
-    assert 400 <= flow.drawn <= 416
-    low, high = limiter.band
-    assert max(balances) <= high
-    assert min(b for b in balances if b > low + 1) >= low
 
 
 def interrupted(rows: int, act: Callable[[ReplayBuffer], Any], **options: Any) -> ReplayBuffer:
@@ -188,6 +155,8 @@ def test_a_queue_takes_over_rows_that_are_there_in_order() -> None:
 
 
 def test_what_cannot_go_together_is_refused() -> None:
+    """Samplers, units and writers: `tests/contracts/test_combinations.py`."""
+
     def made(**options: Any) -> ReplayBuffer:
         return ReplayBuffer(storage=LazyTensorStorage(8), **options)
 
@@ -196,9 +165,7 @@ def test_what_cannot_go_together_is_refused() -> None:
     raises(
         (lambda: made(rate_limiter=2.0), KindError, r"must be an ostinato.RateLimiter or None, got float"),
         (lambda: made(rate_limiter=RateLimiter(min_size_to_sample=9)), OptionError, "9 rows are never there"),
-        (lambda: made(sampler=QueueSampler(), sample_unit=NStep(2, 0.5)), OptionError, "leave out sample_unit"),
         (lambda: made(sampler=LimitedSampler(2), episodes=Episodes(end_key="done")), OptionError, "leave out episodes"),
-        (lambda: made(sampler=QueueSampler(), writer=ReservoirWriter()), OptionError, "use RoundRobinWriter"),
         (lambda: plain.extend(rows, timeout_s=1.0), OptionError, "no call waits in a buffer without rate_limiter"),
         (lambda: plain.sample(timeout_s=1.0), OptionError, "no call waits"),
         (lambda: rb.sample(timeout_s=-1.0), OptionError, "timeout_s must be a number of seconds"),
@@ -217,18 +184,3 @@ def test_calls_that_could_never_go_ahead_are_refused() -> None:
         (lambda: flow.check_write(11, None), OptionError, wide),
         (lambda: flow.check_draw(21, None), OptionError, "a batch of 21 rows moves the balance by 1 each"),
     )
-
-
-def test_bad_options_are_refused() -> None:
-    refused: list[tuple[dict[str, Any], str]] = [
-        ({"samples_per_insert": 1.0}, "goes together"),
-        ({"samples_per_insert": 0.0, "error_buffer": 1.0}, "samples_per_insert must be a finite number above 0"),
-        ({"samples_per_insert": 1.0, "error_buffer": math.inf}, "error_buffer must be a finite number"),
-        ({"samples_per_insert": 8.0, "error_buffer": 7.0}, r"at least max\(1, samples_per_insert\) = 8"),
-        ({"samples_per_insert": True, "error_buffer": 7.0}, "got True of type bool"),
-        ({"min_size_to_sample": 0}, "min_size_to_sample must be a positive integer"),
-        ({"timeout_s": -1}, "timeout_s must be a number of seconds"),
-    ]
-    for options, words in refused:
-        with pytest.raises(OptionError, match=words):
-            RateLimiter(**options)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from typing import Any
 
 import pytest
@@ -60,22 +59,6 @@ def test_rows_reach_their_members_in_order(batches: list[list[int]], capacity: i
         assert ids(member) == [slots[slot] for slot in sorted(slots)]
 
 
-def test_one_row_nested_keys_and_dimensions() -> None:
-    made = ensemble().add(rows([1])[0])
-    assert (made.batch_size, int(made["buffer_ids"]), int(made["index"])) == ((), 1, 0)
-    nested = pickle.loads(pickle.dumps(ensemble(routing_key=("info", "task"))))
-    nested.extend(TensorDict({"info": {"task": torch.tensor([[2], [0], [2]])}, "id": torch.arange(3)}, [3]))
-    assert list(map(ids, nested.members)) == [[1], [], [0, 2]]
-    for dim, shape in ((0, [3, 2]), (-1, [2, 3])):
-        columns = ensemble(routing_dim=dim)
-        data = TensorDict({"id": torch.arange(6).view(shape)}, shape)
-        names = columns.extend(data)
-        assert sorted(zip(names["buffer_ids"].tolist(), names["index"].tolist(), strict=True)) == [
-            (number, place) for number in range(3) for place in range(2)
-        ]
-        assert [ids(member) for member in columns.members] == data["id"].movedim(dim, 0).tolist()
-
-
 def test_names_of_written_rows_set_their_priorities_unless_they_were_replaced() -> None:
     def priorities() -> list[list[float]]:
         samplers: list[Any] = [member.sampler for member in rb.members]
@@ -103,13 +86,11 @@ def test_a_member_that_does_not_take_its_rows_leaves_all_members_as_they_were(fa
 
 
 def test_rows_without_a_member_are_refused() -> None:
+    """More of them: `tests/parity/test_ensembles.py`."""
     rb, columns = ensemble(), ensemble(routing_dim=0)
     plain = ReplayBufferEnsemble(ReplayBuffer(storage=LazyTensorStorage(4)))
     two = ReplayBuffer(storage=LazyTensorStorage(4, ndim=2))
     raises(
-        (lambda: rb.extend({"task": torch.zeros(2, dtype=torch.int64)}), KindError, "require a TensorDict"),
-        (lambda: rb.extend(rows([0.0, 1.0])), KindError, "must be integers"),
-        (lambda: rb.extend(rows([0, 3])), SchemaError, r"must lie in \[0, 2\]"),
         (lambda: rb.extend(rows([0, -1])), SchemaError, "got -1 to 0"),
         (lambda: rb.extend(rows(torch.zeros(2, 2, dtype=torch.int64))), SchemaError, "one member id per record"),
         (lambda: rb.extend(rows([0]).exclude("task")), SchemaError, "no field 'task'"),
@@ -118,8 +99,6 @@ def test_rows_without_a_member_are_refused() -> None:
         (lambda: columns.extend(rows([0, 0])), SchemaError, "expected 3 ensemble members"),
         (lambda: columns.extend(rows([0])[0]), SchemaError, "requires batched input"),
         (lambda: plain.extend(rows([0])), UsageError, "writes are disabled"),
-        (lambda: ensemble(routing_dim=0, routing_key="task"), OptionError, "mutually exclusive"),
-        (lambda: ensemble(routing_dim="task"), KindError, "must be an integer"),
         (lambda: ReplayBufferEnsemble(two, routing_key="task"), OptionError, "ndim=2"),
     )
     assert rb.write_count == columns.write_count == 0

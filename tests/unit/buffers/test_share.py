@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import multiprocessing
 import os
 import pickle
 import signal
@@ -29,7 +28,7 @@ from ostinato.storages import shared as shared_storage
 
 from ...processes import CONTEXT
 from ...registry import Half
-from ...sharing import AVAILABLE, check_ring, check_rows, die, end, ids_of, make, rows, start
+from ...sharing import AVAILABLE, check_ring, check_rows, die, end, ids_of, make, pipe, rows, start
 from .refusals import raises
 
 if TYPE_CHECKING:
@@ -162,7 +161,7 @@ def write_or_say(rb: ReplayBuffer, pipe: Any) -> None:
 def test_a_forked_child_does_not_write_to_files_that_are_not_shared() -> None:
     rb = private("files", 8)
     rb.extend(rows(range(7)))
-    mine, other = multiprocessing.get_context("fork").Pipe()
+    mine, other = pipe()
     end(start(write_or_say, rb, other))
     assert "call rb.share() before the fork" in mine.recv()
     assert rb[:]["id"].tolist() == list(range(7))
@@ -196,7 +195,7 @@ def test_whichever_process_writes_first_defines_the_schema(kind: str, ranked: bo
     )
     assert len(rb) == 0
     assert rb.shared
-    pipes = [multiprocessing.get_context("fork").Pipe() for _ in range(4)]
+    pipes = [pipe() for _ in range(4)]
     children = [start(write_first, rb, 100 * i, other) for i, (_, other) in enumerate(pipes)]
     assert rb.storage.schema is None
     for mine, _ in pipes:
@@ -229,7 +228,7 @@ def die_allocating(rb: ReplayBuffer, how: str, pipe: Any) -> None:
 @pytest.mark.parametrize(("kind", "how"), [("memory", "begun"), ("files", "begun"), ("memory", "dies")])
 def test_a_process_that_dies_while_it_allocates_blocks_nobody(kind: str, how: str) -> None:
     rb = private(kind, 100).share()
-    mine, other = multiprocessing.get_context("fork").Pipe()
+    mine, other = pipe()
     child = start(die_allocating, rb, how, other)
     if how == "dies":
         mine.recv()
@@ -246,7 +245,7 @@ def test_a_process_that_dies_while_it_allocates_blocks_nobody(kind: str, how: st
 def test_a_process_that_stops_while_it_allocates_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_storage, "_LAYOUT_WAIT_S", 0.2)
     rb = private("memory", 100).share()
-    mine, other = multiprocessing.get_context("fork").Pipe()
+    mine, other = pipe()
     child = start(die_allocating, rb, "stops", other)
     mine.recv()
     with pytest.raises(UsageError, match="another process has been allocating"):

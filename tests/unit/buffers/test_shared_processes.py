@@ -16,7 +16,21 @@ import torch
 from ostinato import RowValues
 from ostinato.errors import UsageError
 
-from ...sharing import AVAILABLE, LIMIT_S, check_ring, check_rows, die, end, ids_of, make, reserve, ring_of, rows, start
+from ...sharing import (
+    AVAILABLE,
+    LIMIT_S,
+    check_ring,
+    check_rows,
+    die,
+    end,
+    ids_of,
+    make,
+    pipe,
+    reserve,
+    ring_of,
+    rows,
+    start,
+)
 from ...stats.chi_square import p_value
 
 if TYPE_CHECKING:
@@ -186,7 +200,7 @@ def hold(rb: ReplayBuffer, size: int, pipe: Any) -> None:
 
 def test_a_writer_that_is_slow_is_passed_over_while_there_is_room() -> None:
     rb = make(40, fill=40, ranked=True)
-    mine, other = multiprocessing.get_context("fork").Pipe()
+    mine, other = pipe()
     child = start(hold, rb, 10, other)
     assert mine.recv() == 0
     os.kill(child.pid, signal.SIGSTOP)
@@ -219,7 +233,7 @@ def keep_the_lock(rb: ReplayBuffer, pipe: Any) -> None:
 
 def test_a_lock_that_is_not_given_back_is_named() -> None:
     rb, state = make(16, fill=16, ranked=True), make(16, fill=4, ranked=True).state_dict()
-    mine, other = multiprocessing.get_context("fork").Pipe()
+    mine, other = pipe()
     child = start(keep_the_lock, rb, other)
     pid = mine.recv()
     ring_of(rb).lock.timeout_ms = 100
@@ -269,7 +283,7 @@ def create_and_die(pipe: Any) -> None:
 
 
 def test_others_go_on_when_the_process_that_made_the_buffer_is_killed() -> None:
-    mine, other = multiprocessing.get_context("fork").Pipe()
+    mine, other = pipe()
     context: Any = multiprocessing.get_context("fork")
     creator = context.Process(target=create_and_die, args=(other,))
     creator.start()
@@ -288,7 +302,7 @@ def create_and_wait(pipe: Any) -> None:
 
 def test_nothing_is_left_when_all_are_killed() -> None:
     before = set(Path("/dev/shm").iterdir())
-    mine, other = multiprocessing.get_context("fork").Pipe()
+    mine, other = pipe()
     context: Any = multiprocessing.get_context("fork")
     creator = context.Process(target=create_and_wait, args=(other,))
     creator.start()

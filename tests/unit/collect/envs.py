@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 gym = pytest.importorskip("gymnasium", minversion="1.1")
 from gymnasium.vector import AutoresetMode, SyncVectorEnv  # noqa: E402
@@ -83,17 +86,24 @@ def log(envs: int, mode: str, actions: np.ndarray) -> list[list[Transition]]:
     return out
 
 
-def run(steps: Any, env: SyncVectorEnv, actions: np.ndarray) -> None:
-    """Step an environment and hand everything on; where it does not reset by itself, reset what has ended."""
-    obs, _ = env.reset()
-    steps.reset(obs)
+def run(
+    steps: Any, env: SyncVectorEnv, actions: np.ndarray, extra: Callable[[np.ndarray], Any] | None = None
+) -> list[tuple[np.ndarray, np.ndarray, Any]]:
+    """Step an environment and hand everything on; where it does not reset by itself, reset what has ended.
+
+    Returns:
+        For each step its action, which environments had ended before it, and the index of its rows.
+    """
+    steps.reset(env.reset()[0])
+    over, done = np.zeros(env.num_envs, bool), []
     for action in actions:
-        obs, reward, terminated, truncated, info = env.step(action)
-        steps.add_step(action, obs, reward, terminated, truncated, info)
+        more = {} if extra is None else {"extra": extra(action)}
+        *result, terminated, truncated, info = env.step(action)
+        done.append((action, over, steps.add_step(action, *result, terminated, truncated, info, **more)))
         over = terminated | truncated
         if env.metadata["autoreset_mode"] == AutoresetMode.DISABLED and over.any():
-            obs, _ = env.reset(options={"reset_mask": over.copy()})
-            steps.reset(obs, over)
+            steps.reset(env.reset(options={"reset_mask": over.copy()})[0], over)
+    return done
 
 
 def actions_for(count: int, envs: int) -> np.ndarray:

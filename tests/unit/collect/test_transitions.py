@@ -95,22 +95,17 @@ def test_dict_observations_more_fields_and_indices(mode: str, ndim: int) -> None
     steps = VectorEnvRecorder.for_env(rb, env, keys={"action": "a"}, reward_dtype=torch.float64)
     assert repr(steps) == f"VectorEnvRecorder(num_envs=3, autoreset_mode='{mode}', layout='ted')"
     assert repr(VectorEnvRecorder(rb, ENVS, MODES[mode].value, layout="ted")) == repr(steps)
-    steps.reset(env.reset()[0])
-    actions, over = actions_for(COUNT, ENVS), np.zeros(ENVS, bool)
-    for action in actions:
-        obs, reward, terminated, truncated, info = env.step(action)
-        hidden = torch.from_numpy(action).view(ENVS, 1) + 0.5
-        index = steps.add_step(action, obs, reward, terminated, truncated, info, extra={"hidden": hidden})
+    actions = actions_for(COUNT, ENVS)
+    for action, ended, index in run(
+        steps, env, actions, lambda action: {"hidden": torch.from_numpy(action).view(ENVS, 1) + 0.5}
+    ):
         if ndim == 2:
             assert index.shape == (ENVS, 2)
             assert rb.storage.read((index[:, 0], index[:, 1]))["a"].tolist() == action.tolist()
         else:
-            idle = over if mode == "NEXT_STEP" else np.zeros(ENVS, bool)
+            idle = ended if mode == "NEXT_STEP" else np.zeros(ENVS, bool)
             assert torch.equal(index < 0, torch.from_numpy(idle)), "no row for an environment that resets"
             assert rb.storage.read(index[index >= 0])["a"].tolist() == action[~idle].tolist()
-        over = terminated | truncated
-        if mode == "DISABLED" and over.any():
-            steps.reset(env.reset(options={"reset_mask": over.copy()})[0], over)
     keys: list[Any] = ["where", ("next", "where"), ("next", "goal", "far")]
     obs, after, far = (rb.storage.read(key).reshape(-1, 3) for key in keys)
     assert torch.equal(far, -after), "the last observation of every entry is the true one"
@@ -129,13 +124,7 @@ def test_an_episode_that_reset_breaks_off_does_not_go_on(mode: str, ndim: int) -
     rb = buffer(mode, "flat", ndim, sample_unit=NStep(9, 1.0))
     env, steps = make(ENVS, mode), VectorEnvRecorder(rb, ENVS, mode)
     for _ in range(2):
-        steps.reset(env.reset()[0])
-        for action in actions_for(2, ENVS):
-            obs, reward, terminated, truncated, info = env.step(action)
-            steps.add_step(action, obs, reward, terminated, truncated, info)
-            over = terminated | truncated
-            if mode == "DISABLED" and over.any():
-                steps.reset(env.reset(options={"reset_mask": over.copy()})[0], over)
+        run(steps, env, actions_for(2, ENVS))
     batch = rb.sample(500)
     assert torch.equal(batch["obs"][:, :2], batch["next_obs"][:, :2])
     assert batch["steps_to_next_obs"].max() == 2
@@ -146,9 +135,7 @@ def test_a_buffer_that_was_loaded_does_not_go_on_with_its_old_episodes(ndim: int
     old, action = buffer("SAME_STEP", "flat", ndim, 15), np.zeros(ENVS, np.int64)
     env = make(ENVS, "SAME_STEP")
     steps = VectorEnvRecorder(old, ENVS, "SAME_STEP")
-    steps.reset(env.reset()[0])
-    for _ in range(8):
-        steps.add_step(action, *env.step(action))
+    run(steps, env, np.zeros((8, ENVS), np.int64))
     rb = buffer("SAME_STEP", "flat", ndim, 15, sample_unit=NStep(5, 1.0))
     rb.load_state_dict(old.state_dict())
     last = rb.storage.read("obs").reshape(-1, 3)[[(rb.storage.cursor - 3 + i) % 15 for i in range(3)]]

@@ -1,4 +1,4 @@
-"""Kills a process at its k-th file operation: in the middle of `os.write`, or just before other operations."""
+"""Kills a process at its k-th file operation: in the middle of a write, or just before other operations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-VERBS = ("write", "fsync", "replace", "rename", "link", "unlink", "mkdir", "rmdir", "ftruncate")
+VERBS = ("write", "pwrite", "fsync", "replace", "rename", "link", "unlink", "mkdir", "rmdir", "ftruncate")
 
 
 def run_and_kill(work: Callable[[Callable[[bytes], None]], None], at: int) -> tuple[bool, bytes]:
@@ -50,9 +50,9 @@ def _child(work: Callable[[Callable[[bytes], None]], None], at: int, pipe: int) 
             def call(*arguments: Any, **options: Any) -> Any:
                 with lock:
                     if next(count) == at:
-                        if verb == "write":
+                        if verb in {"write", "pwrite"}:
                             view = memoryview(arguments[1])
-                            original(arguments[0], view[: len(view) // 2])
+                            original(arguments[0], view[: len(view) // 2], *arguments[2:])
                         os.kill(os.getpid(), signal.SIGKILL)
                 return original(*arguments, **options)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from tests.tags import same_state
 
 from ostinato import Trajectory, TrajectoryReplayBuffer
 
@@ -22,31 +23,38 @@ def serials(number: int, steps: int, envs: int) -> torch.Tensor:
     return (torch.arange(steps * envs).reshape(steps, envs, 1) + number * 1000).float()
 
 
+def fields(serial: torch.Tensor) -> dict[str, Any]:
+    """The fields of transitions by their serial numbers `[..., 1]`: of a rollout, or of a batch."""
+
+    def wide(width: int) -> torch.Tensor:
+        return serial.repeat(*[1] * (serial.ndim - 1), width)
+
+    images = (serial.long()[..., None, None] + torch.arange(48).reshape(4, 4, 3)) % 251
+    return {
+        "actions": wide(3),
+        "rewards": serial.clone(),
+        "prev_logprobs": wide(3),
+        "prev_values": serial.clone(),
+        "dones": (serial % 2).bool(),
+        "terminations": serial % 3 == 0,
+        "truncations": serial % 5 == 0,
+        "forward_inputs": {"action": wide(4).unflatten(-1, (2, 2)).double()},
+        "curr_obs": {"states": wide(2), "main_images": images.to(torch.uint8)},
+        "next_obs": {"states": wide(2) + 0.5},
+    }
+
+
 def rollout(number: int, steps: int = 6, envs: int = 2, *, epochs: int = 0, **more: Any) -> Trajectory:
     """A rollout whose fields are functions of the serial numbers of its transitions.
 
     With `epochs` flags have a leading row for each epoch (-1 in `dones_as_numbers`), and `prev_values` a trailing one.
     """
-    serial = serials(number, steps, envs)
-    values: dict[str, Any] = {
-        "max_episode_length": steps,
-        "actions": serial.repeat(1, 1, 3),
-        "rewards": serial.clone(),
-        "prev_logprobs": serial.repeat(1, 1, 3),
-        "prev_values": trailing(serial, epochs),
-        "dones": leading((serial % 2).bool(), epochs),
-        "terminations": leading((serial % 3 == 0), epochs),
-        "truncations": leading((serial % 5 == 0), epochs),
-        "forward_inputs": {"action": serial.repeat(1, 1, 4).reshape(steps, envs, 2, 2).double()},
-        "curr_obs": {"states": serial.repeat(1, 1, 2), "main_images": images(serial), "task": ["pick", "place"]},
-        "next_obs": {"states": serial.repeat(1, 1, 2) + 0.5},
-    }
-    return Trajectory(**(values | more))
-
-
-def images(serial: torch.Tensor) -> torch.Tensor:
-    """Small images computed from the serial numbers, uint8 `[T, B, 4, 4, 3]`."""
-    return ((serial.long()[..., None, None] + torch.arange(48).reshape(4, 4, 3)) % 251).to(torch.uint8)
+    values = fields(serials(number, steps, envs))
+    values["prev_values"] = trailing(values["prev_values"], epochs)
+    for flag in ("dones", "terminations", "truncations"):
+        values[flag] = leading(values[flag], epochs)
+    values["curr_obs"]["task"] = ["pick", "place"]
+    return Trajectory(**({"max_episode_length": steps} | values | more))
 
 
 def leading(rows: torch.Tensor, epochs: int) -> torch.Tensor:
@@ -65,20 +73,9 @@ def trailing(rows: torch.Tensor, epochs: int) -> torch.Tensor:
 
 def check_batch(batch: dict[str, Any]) -> list[int]:
     """Check that the fields of each row belong to one transition; return the serial numbers."""
-    serial = batch["rewards"]
-    assert torch.equal(batch["actions"], serial.repeat(1, 3))
-    assert torch.equal(batch["prev_logprobs"], serial.repeat(1, 3))
-    assert torch.equal(batch["prev_values"], serial)
-    assert torch.equal(batch["dones"], (serial % 2).bool())
-    assert torch.equal(batch["terminations"], serial % 3 == 0)
-    assert torch.equal(batch["truncations"], serial % 5 == 0)
-    assert torch.equal(batch["forward_inputs"]["action"], serial[..., None].expand(-1, 2, 2).double())
-    assert torch.equal(batch["curr_obs"]["states"], serial.repeat(1, 2))
-    assert torch.equal(batch["next_obs"]["states"], serial.repeat(1, 2) + 0.5)
-    expected = (serial.long()[..., None, None] + torch.arange(48).reshape(4, 4, 3)) % 251
-    assert torch.equal(batch["curr_obs"]["main_images"], expected.reshape(-1, 4, 4, 3).to(torch.uint8))
-    assert set(batch["curr_obs"]) == {"states", "main_images"}
-    return [int(number) for number in serial.flatten()]
+    expected = fields(batch["rewards"])
+    same_state({key: batch[key] for key in expected}, expected)
+    return [int(number) for number in batch["rewards"].flatten()]
 
 
 def files(directory: Path) -> list[str]:
@@ -123,13 +120,6 @@ def ids_on_disk(path: Path) -> list[int]:
 def small(**more: Any) -> Trajectory:
     """A trajectory of eight random rewards, with other fields as given."""
     return Trajectory(rewards=torch.rand(4, 2, 1), **more)
-
-
-def equal_batches(first: TrajectoryReplayBuffer, second: TrajectoryReplayBuffer) -> None:
-    for count in (3, 50, 7):
-        one, two = first.sample(count), second.sample(count)
-        assert check_batch(one) == check_batch(two)
-    assert torch.equal(first.sample(5, replace=False)["rewards"], second.sample(5, replace=False)["rewards"])
 
 
 def as_rlinf(root: Path, form: str, *, old_spelling: bool = False, named: bool = True) -> None:

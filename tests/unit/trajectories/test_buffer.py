@@ -39,7 +39,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"sample_window_size": -1}, "sample_window_size must be 0"),
     ({"trajectory_format": "h5"}, "must be one of pt, pkl, safetensors, got 'h5'"),
     ({"trajectory_format": "pkl"}, "give allow_pickle=True"),
-    ({"seed": "x"}, "seed must be an integer"),
     ({"cache_bytes": -1}, "cache_bytes must be"),
     ({"cache_bytes": 5, "enable_cache": False}, "with enable_cache=True"),
     ({"save_queue_size": 0}, "save_queue_size must be 1 or more"),

@@ -10,7 +10,7 @@ from tensordict import TensorDict
 
 from ostinato import LazyTensorStorage, ReplayBuffer
 from ostinato.errors import KeyMissingError, KindError, OptionError
-from ostinato.transforms import Cast, Compose, Exclude, Rename, RewardScale, Select, ToDevice
+from ostinato.transforms import Cast, Exclude, Rename, RewardScale, Select, ToDevice
 
 from ...tags import at, buffer, fill
 
@@ -116,51 +116,6 @@ def test_inputs_are_not_edited(kind: str) -> None:
 
 
 # -- chains --------------------------------------------------------------------------------------------------
-
-
-class Both:
-    """A transform as TorchRL's are: `forward` for reading, `inv` for writing."""
-
-    def __init__(self, name: str, log: list[str]) -> None:
-        self.name, self.log = name, log
-
-    def forward(self, data: Any) -> Any:
-        self.log.append(f"{self.name} forward")
-        return data
-
-    def inv(self, data: Any) -> Any:
-        self.log.append(f"{self.name} inv")
-        return data
-
-
-def test_chains_run_in_order_and_back() -> None:
-    log: list[str] = []
-    rb = buffer("packed", 5, transform=Compose(Both("a", log), Both("b", log)))
-    fill(rb, range(3))
-    assert log == ["b inv", "a inv"]
-    reads: list[Callable[[], Any]] = [
-        lambda: rb.sample(2),
-        lambda: rb[:],
-        lambda: rb[0],
-        lambda: rb.read_all_in_order(),
-        lambda: rb["id"],
-    ]
-    for read in reads:
-        log.clear()
-        read()
-        assert log == ["a forward", "b forward"]
-    writes: list[Callable[[], Any]] = [
-        lambda: rb.add(rb.storage[0]),
-        lambda: rb.__setitem__(0, rb.storage[0]),
-        lambda: rb.write_all(rb.storage[:]),
-    ]
-    for write in writes:
-        log.clear()
-        write()
-        assert log == ["b inv", "a inv"]
-    log.clear()
-    rb.storage[:]
-    assert log == []
 
 
 def test_transforms_are_appended_and_inserted() -> None:

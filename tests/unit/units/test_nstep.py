@@ -26,8 +26,11 @@ def test_float64_rewards_are_added_up_in_float64() -> None:
     assert math.isclose(float(batch["reward"]), expected, rel_tol=1e-14)
 
 
-def test_rewards_of_the_next_episode_do_not_count() -> None:
-    rb = buffer(20, 64, sample_unit=NStep(3, 0.9))
+@pytest.mark.usefixtures("backend")
+@pytest.mark.parametrize("prefetch", [None, 1])
+def test_rewards_of_the_next_episode_do_not_count(prefetch: int | None) -> None:
+    """Neither in direct calls nor in batches that are made by a thread."""
+    rb = buffer(20, 64, sample_unit=NStep(3, 0.9), prefetch=prefetch)
     t = torch.arange(20)
     rb.extend({**named(), "done": t % 10 == 9, "reward": torch.where(t < 10, 1.0, torch.inf)})
     batch = rb.sample()

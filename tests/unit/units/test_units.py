@@ -12,7 +12,6 @@ from ostinato import (
     FrameStack,
     Hindsight,
     LazyTensorStorage,
-    ListStorage,
     NStep,
     ReplayBuffer,
     SequenceUnit,
@@ -20,7 +19,6 @@ from ostinato import (
     TensorDictMaxValueWriter,
 )
 from ostinato.errors import (
-    EpisodesError,
     KeyMissingError,
     KindError,
     OptionError,
@@ -115,10 +113,7 @@ def test_rows_that_do_not_fit_a_unit_are_refused_in_words() -> None:
             filled(unit, change=change).sample()
 
 
-def test_buffers_without_fields_or_order_are_refused() -> None:
-    rb = ReplayBuffer(storage=ListStorage(10), sample_unit=NStep(2, 0.9), batch_size=2)
-    with pytest.raises(EpisodesError, match="ListStorage has no fields"):
-        rb.extend([{"done": torch.tensor(False)}])
+def test_buffers_that_lose_their_order_or_have_two_kinds_of_episodes_are_refused() -> None:
     rb = filled(NStep(2, 0.9))
     with pytest.raises(OptionError, match="does not keep rows in the order"):
         rb.set_writer(TensorDictMaxValueWriter())

@@ -10,9 +10,7 @@ import torch
 from ostinato import (
     DeltaTimestamps,
     NStep,
-    ReplayBuffer,
     SliceSampler,
-    SliceSamplerWithoutReplacement,
 )
 from ostinato.errors import CheckpointError
 
@@ -23,28 +21,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def sampled(sampler: Any, prefetch: int = 0) -> ReplayBuffer:
-    rb = buffer(40, 12, sampler=sampler, prefetch=prefetch)
-    Log(40, longest=6, seed=1).extend(rb, 40)
-    rb.sample()
-    return rb
-
-
-def test_damaged_passes_and_queued_draws_are_refused() -> None:
-    state = sampled(SliceSamplerWithoutReplacement(slice_len=2, end_keys=ENDS)).sampler.state_dict()
-    damages: list[dict[str, Any]] = [
-        {"firsts": torch.zeros(3)},
-        {"firsts": torch.zeros(2, 2, dtype=torch.int64)},
-        {"firsts": torch.zeros(1, dtype=torch.int64)},
-        {"rows": -1},
-        {"order": torch.zeros(4, dtype=torch.int64)},
-        {"shuffle": False},
-    ]
-    for damage in damages:
-        with pytest.raises(CheckpointError):
-            SliceSamplerWithoutReplacement(slice_len=2, end_keys=ENDS).load_state_dict({**state, **damage})
+def test_damaged_padding_and_draws_of_other_units_are_refused() -> None:
     padded: dict[str, Any] = {"slice_len": 6, "end_keys": ENDS, "strict_length": False, "pad_output": True}
-    queued = sampled(SliceSampler(**padded), prefetch=2).state_dict()
+    full = buffer(40, 12, sampler=SliceSampler(**padded), prefetch=2)
+    Log(40, longest=6, seed=1).extend(full, 40)
+    full.sample()
+    queued = full.state_dict()
     queued["pending"][0]["pad"] = 1
     with pytest.raises(CheckpointError, match="damaged"):
         buffer(40, 12, sampler=SliceSampler(**padded), prefetch=2).load_state_dict(queued)
