@@ -416,7 +416,7 @@ def leaves_by_path(data: Any) -> dict[tuple[Any, ...], Any]:
     return found
 
 
-def with_fields(data: Any, values: Mapping[tuple[str, ...], Tensor]) -> Any:
+def with_fields(data: Any, values: Mapping[tuple[Any, ...], Tensor]) -> Any:
     """Set fields `[B, *shape]` of a new batch by their paths and return it; missing levels are created. In place."""
     for path, value in values.items():
         *parents, last = path

@@ -503,7 +503,7 @@ class CompressedListStorage(ListStorage):
         self._schema: Schema | None = None  # of the last TensorDict: equal ones share it
 
     @property
-    def nbytes(self) -> int:
+    def nbytes(self) -> int:  # type: ignore[override]
         """Compressed bytes; the size of objects that are not tensors or arrays is not known."""
         sizes: list[int] = []
         for item in self._items:

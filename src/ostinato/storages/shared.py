@@ -217,7 +217,7 @@ class SharedMemory(Sharing):
 
     def follow_ring(self, storage: Any, ring: Ring) -> Ring:
         """Return the ring in shared memory, as soon as there is one."""
-        return storage.find_ring() or ring  # type: ignore[no-any-return]
+        return storage.find_ring() or ring
 
     def follow_counts(self, storage: Any, counts: Any) -> Any:
         """Return the counts of all processes."""
@@ -397,7 +397,7 @@ class SharedStorage(LazyTensorStorage):
         return None if self._files is None else self._files.directory
 
     @property
-    def nbytes(self) -> int:
+    def nbytes(self) -> int:  # type: ignore[override]
         """Bytes shared, those of the ring and its priorities included; 0 before the first row."""
         return super().nbytes + self.ring.nbytes if self._find() else 0
 
@@ -412,12 +412,12 @@ class SharedStorage(LazyTensorStorage):
         return torch.Size((self.ring.rows if self._find() else 0,))
 
     @property
-    def schema(self) -> Schema | None:
+    def schema(self) -> Schema | None:  # type: ignore[override]
         """Schema of a row; None before the first."""
         return super().schema if self._find() else None
 
     @property
-    def laid_out(self) -> bool:
+    def laid_out(self) -> bool:  # type: ignore[override]
         """Whether the schema is known."""
         return self._ring is not None or self._find()
 

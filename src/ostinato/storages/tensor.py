@@ -20,6 +20,7 @@ from ostinato.errors import CapacityError, CheckpointError, KindError, OptionErr
 from ostinato.storages.base import Storage, check_capacity, check_device, check_ndim
 from ostinato.storages.checkpoint import (
     UNREADABLE,
+    RowHooks,
     capacity_for,
     check_schema,
     raise_unreadable,
@@ -97,7 +98,7 @@ class TensorStorage(Storage):
     form = "tensors"
     supports_conditional_update = True
     rotates = True
-    no_hooks = None
+    no_hooks = RowHooks.no_hooks
     capacity: int = 0
     """Maximum number of rows; with `ndim=2`, rounded up to whole steps of all environments."""
     max_size: int = 0

@@ -52,7 +52,7 @@ def test_saves_and_what_reads_them_stay_below_64_mb(storage: Callable[[int], Sto
     for _ in range(4):
         rb.extend(rows(ROWS // 4))
     path = tmp_path / "save"
-    assert 1.2 * 64e6 < rb.storage.nbytes == sum(x.row_bytes for x in rb.storage.dense.row_arrays()) * ROWS  # type: ignore[union-attr]
+    assert 1.2 * 64e6 < rb.storage.nbytes == sum(x.row_bytes for x in rb.storage.dense.row_arrays()) * ROWS  # type: ignore[union-attr, misc]
     assert peak(lambda: rb.dumps(path)) < 64e6
     rb.extend(rows(ROWS // 8))
     assert peak(lambda: rb.dumps(path, incremental=True)) < 64e6
