@@ -118,8 +118,12 @@ def test_rows_of_missing_and_empty_shards_are_not_there(cluster: Any, two: Two) 
     late[stale] += 1  # of other rows
     with stopped(cluster, shards.actors[1]), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        good = {"index": two.index, "generation": two.generations, "patch": {"state": torch.ones(36, 2)}}
-        found = shards.update_if_present(**good)  # type: ignore[arg-type]
+        good: dict[str, Any] = {
+            "index": two.index,
+            "generation": two.generations,
+            "patch": {"state": torch.ones(36, 2)},
+        }
+        found = shards.update_if_present(**good)
         assert torch.equal(found.updated, two.order < ROWS)
         assert found.stale_count == 24
         deleted = shards.delete(named, late)

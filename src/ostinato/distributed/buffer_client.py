@@ -89,7 +89,7 @@ class BufferClient:
         self.check_open(name, deadline)
         return decode(self.result(self._methods[kind].remote(encode((name, args, kwargs))), name, deadline))
 
-    def poll(self, group: str, timeout_s: float | None, name: str, *args: Any, **kwargs: Any) -> Any:
+    def poll(self, group: str, timeout_s: Time, name: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method that may wait for readers or writers, in as many polls as needed.
 
         Args:

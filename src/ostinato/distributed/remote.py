@@ -181,7 +181,7 @@ class RemoteProperty(property, Generic[_R]):
         super().__init__(get, None if of.fset is None else set_)
         self.__doc__ = of.__doc__
 
-    def __get__(self, buffer: Any, owner: type | None = None) -> _R:
+    def __get__(self, buffer: Any, owner: type | None = None) -> _R:  # type: ignore[override]  # read of a handle
         """Return the value."""
         found: _R = super().__get__(buffer, owner)
         return found
