@@ -25,7 +25,7 @@ _LABELS = {
     "fps": "rows per second",
     "how": "files were",
     "journal": "in use, or was killed",
-    "left": "added during the move",
+    "left": "received more meanwhile",
     "maximum": "max",
     "minimum": "min",
     "nan_count": "NaN",
@@ -114,8 +114,10 @@ def _cell(name: str, value: Any) -> str | None:
     if isinstance(value, (int, float)):
         whole = isinstance(value, int) and abs(value) < 10**9
         return show_bytes(value) if "bytes" in name else f"{value:,}" if whole else f"{value:.4g}"
+    if not value:
+        return None
     if name == "shape":
-        return str(list(value)) if value else None
+        return str(list(value))
     if _items(value):
         return ", ".join(f"{_label(key)} {_cell(key, one)}" for key, one in _items(value).items() if one is not None)
     return (" x " if isinstance(value[0], int) else "; ").join(str(_cell(name, one)) for one in value)
