@@ -190,6 +190,7 @@ COMMANDS = [
     "inspect",
     "verify",
     "doctor",
+    "audit",
     "sample",
     "merge",
     "split",
