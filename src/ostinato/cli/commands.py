@@ -361,7 +361,7 @@ def audit(
 
     _check_free_paths(*([] if page is None else [page]), overwrite=overwrite)
     try:
-        report = examine(load(buffer), adapter and load(adapter))
+        report = examine(load(buffer), None if adapter is None else load(adapter))
     except (AttributeError, ImportError, OptionError) as error:
         raise typer.BadParameter(str(error)) from None
     show.answer(report.as_dict() if as_json else report, typer.echo, as_json=as_json)

@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 class Plain(Adapter):
     """A list of the newest rows of one environment; `factory` is the name of a fault."""
 
-    features = frozenset(("n_step", "sequence", "priority", "save"))
+    features = ("n_step", "sequence", "priority", "save")
 
     def make(self, case: Case) -> Any:
         capacity = case.capacity * (2 if self.factory == "old-row" else 1)
         return {"rows": deque(maxlen=capacity), "priorities": deque(maxlen=capacity), "written": 0}
 
     def add(self, buffer: Any, step: Step) -> None:
-        buffer["rows"].append([field[0].numpy() for field in vars(step).values()])
+        buffer["rows"].append([field[0].numpy() for field in step])
         buffer["priorities"].append(1.0)
         buffer["written"] += 1
 

@@ -25,7 +25,7 @@ class Adapter(ABC):
         factory: The class of the buffer, or a callable that makes it: what `make` calls.
     """
 
-    features: frozenset[Feature] = frozenset()
+    features: tuple[Feature, ...] = ()
 
     def __init__(self, factory: Any = None) -> None:
         self.factory = factory

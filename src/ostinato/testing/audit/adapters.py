@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class TorchRL(Adapter):
     """`TensorDictReplayBuffer` and its relatives, composed of `torchrl.data.replay_buffers`; `ndim=2` storages."""
 
-    features: frozenset[Feature] = frozenset(("num_envs", "sequence", "priority", "save"))
+    features: tuple[Feature, ...] = ("num_envs", "sequence", "priority", "save")
     module = "torchrl.data.replay_buffers"
     storage_options: Mapping[str, Any] = MappingProxyType({})
 
@@ -88,7 +88,7 @@ class TorchRL(Adapter):
 class Ostinato(TorchRL):
     """`ostinato.ReplayBuffer` and its subclasses, with observations stored once."""
 
-    features: frozenset[Feature] = frozenset(("num_envs", "n_step", "sequence", "priority", "save"))
+    features: tuple[Feature, ...] = ("num_envs", "n_step", "sequence", "priority", "save")
     module = "ostinato"
     storage_options = MappingProxyType({"single_copy": {("next", "obs"): "obs"}})
 
@@ -103,8 +103,9 @@ class StableBaselines3(Adapter):
 
     def __init__(self, factory: Any) -> None:
         super().__init__(factory)
-        n_step: tuple[Feature, ...] = ("n_step",) if "n_steps" in inspect.signature(factory).parameters else ()
-        self.features = frozenset(("num_envs", "save", *n_step))
+        self.features = ("num_envs", "save")
+        if "n_steps" in inspect.signature(factory).parameters:
+            self.features += ("n_step",)
 
     def make(self, case: Case) -> Any:
         """See `Adapter`."""
@@ -123,8 +124,8 @@ class StableBaselines3(Adapter):
     def add(self, buffer: Any, step: Step) -> None:
         """See `Adapter`."""
         infos = [{"TimeLimit.truncated": bool(late)} for late in step.truncated]
-        fields = (step.obs, step.next_obs, step.action, step.reward, step.terminated | step.truncated)
-        buffer.add(*(field.numpy() for field in fields), infos)
+        obs, action, reward, next_obs, terminated, truncated = (field.numpy() for field in step)
+        buffer.add(obs, next_obs, action, reward, terminated | truncated, infos)
 
     def sample(self, buffer: Any, case: Case, size: int) -> Sample:  # noqa: ARG002
         """See `Adapter`."""
@@ -151,7 +152,7 @@ class StableBaselines3(Adapter):
 class LeRobot(Adapter):
     """`lerobot.rl.buffer.ReplayBuffer` as LeRobot's learner makes and saves it; pictures are not augmented."""
 
-    features: frozenset[Feature] = frozenset(("save",))
+    features: tuple[Feature, ...] = ("save",)
     _options: Final = MappingProxyType(
         {"device": "cpu", "state_keys": ["observation.state"], "use_drq": False, "optimize_memory": True}
     )
@@ -199,7 +200,7 @@ class LeRobot(Adapter):
 class Skrl(Adapter):
     """`skrl.memories.torch.RandomMemory`, with the tensors of skrl's off-policy agents."""
 
-    features: frozenset[Feature] = frozenset(("num_envs", "sequence", "save"))
+    features: tuple[Feature, ...] = ("num_envs", "sequence", "save")
     _names = ("observations", "actions", "rewards", "next_observations", "terminated", "truncated")
 
     def make(self, case: Case) -> Any:
@@ -213,8 +214,7 @@ class Skrl(Adapter):
 
     def add(self, buffer: Any, step: Step) -> None:
         """See `Adapter`."""
-        fields = (step.obs, step.action, step.reward, step.next_obs, step.terminated, step.truncated)
-        rows = [field.reshape(len(field), -1) for field in fields]
+        rows = (field.reshape(len(field), -1) for field in step)
         buffer.add_samples(**dict(zip(self._names, rows, strict=True)))
 
     def sample(self, buffer: Any, case: Case, size: int) -> Sample:
@@ -236,7 +236,7 @@ class Skrl(Adapter):
 class SimpleReplay(Adapter):
     """`SimpleReplayBuffer` of FastTD3 and Holosoma."""
 
-    features: frozenset[Feature] = frozenset(("num_envs", "n_step"))
+    features: tuple[Feature, ...] = ("num_envs", "n_step")
 
     def make(self, case: Case) -> Any:
         """See `Adapter`."""
@@ -289,9 +289,8 @@ class Cpprb(Adapter):
 
     def __init__(self, factory: Any) -> None:
         super().__init__(factory)
-        self._prioritized = hasattr(factory, "update_priorities")
-        prioritized: tuple[Feature, ...] = ("priority",) if self._prioritized else ()
-        self.features = frozenset(("n_step", "save", *prioritized))
+        self._prioritized = hasattr(getattr(factory, "func", factory), "update_priorities")
+        self.features = ("n_step", "save", "priority") if self._prioritized else ("n_step", "save")
 
     def make(self, case: Case) -> Any:
         """See `Adapter`."""
@@ -304,11 +303,9 @@ class Cpprb(Adapter):
 
     def add(self, buffer: Any, step: Step) -> None:
         """See `Adapter`."""
-        (obs, action, reward, next_obs, done) = (
-            field[0].numpy() for field in (step.obs, step.action, step.reward, step.next_obs, step.terminated)
-        )
+        obs, action, reward, next_obs, done, truncated = (field[0].numpy() for field in step)
         buffer.add(obs=obs, act=action, rew=reward, next_obs=next_obs, done=done)
-        if done or step.truncated[0]:
+        if done or truncated:
             buffer.on_episode_end()
 
     def sample(self, buffer: Any, case: Case, size: int) -> Sample:  # noqa: ARG002

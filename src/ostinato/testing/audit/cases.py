@@ -90,8 +90,7 @@ class Row(NamedTuple):
         return f"environment {self.env}, episode {self.episode}, step {self.step}"
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """One step of all environments, as an adapter writes it: tensors on the CPU."""
 
     obs: Tensor

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 import sys
 import time
 from pathlib import Path
@@ -65,10 +65,12 @@ def load(name: str) -> Any:
         ImportError: There is no such module.
         AttributeError: It does not have the name.
     """
-    module, _, attribute = name.partition(":")
-    if module.endswith(".py"):
-        sys.path.insert(0, str(Path(module).resolve().parent))
-    return getattr(importlib.import_module(Path(module).stem if module.endswith(".py") else module), attribute)
+    place, _, attribute = name.partition(":")
+    if place.endswith(".py"):
+        file = Path(place).resolve()
+        sys.path.insert(0, str(file.parent))
+        name = f"{file.stem}:{attribute}"
+    return pkgutil.resolve_name(name)
 
 
 def audit(buffer: Any, adapter: type[Adapter] | None = None) -> Report:
