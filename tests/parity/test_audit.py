@@ -19,7 +19,7 @@ KNOWN: list[tuple[str, str, dict[str, Any], set[str]]] = [
         SB3,
         "ReplayBuffer",
         {"optimize_memory_usage": True, "handle_timeout_termination": False},
-        {"next-at-truncation", "end-flag", "next-at-termination", "state-lost"},
+        {"next-at-truncation", "end-flag", "next-at-termination"},
     ),
     ("torchrl.data", "ReplayBuffer", {}, {"memory"}),
     ("cpprb", "ReplayBuffer", {}, {"next-at-truncation", "end-flag", "state-lost", "next-at-termination", "memory"}),

@@ -140,9 +140,10 @@ class Comparison:
                 _AFTER.get(place, "mixed-row"),
                 f"the next observation of {row} begins with {tags}, and {right} is right (environment, episode, step)",
             )
-        if (drawn.terminated > 0) != (last.end == "terminated"):
-            end = last.end or "does not end"
-            yield Problem("end-flag", f"{row} {end}, and its flag of termination is {drawn.terminated:g}")
+        for name, flag in (("terminated", drawn.terminated), ("truncated", drawn.truncated)):
+            if flag >= 0 and (flag > 0) != (last.end == name):
+                end = f"is {last.end}" if last.end else "does not end"
+                yield Problem("end-flag", f"the step of {last} {end}, and the flag {name} is {flag:g}")
 
     def _coverage(self) -> Iterator[Problem]:
         starts = self.starts()
