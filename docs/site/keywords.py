@@ -6,6 +6,7 @@ __all__ = ["KEYWORDS"]
 
 KEYWORDS: dict[str, list[str]] = {
     "README.md": ["install", "introduction"],
+    "audit.md": ["bug", "correctness", "cpprb", "fasttd3", "holosoma", "skrl"],
     "casts.md": ["dtype", "float64", "numpy"],
     "choosing.md": ["compression", "cuda", "device", "gpu", "images", "memory", "storage", "writer"],
     "combinations.md": ["compatibility"],

@@ -251,6 +251,13 @@ GROUPS = (
         guide="extending.md",
         section=IMPLEMENTED,
     ),
+    Group(
+        "Audit",
+        "Examines any replay buffer, and the adapters that this needs.",
+        modules="ostinato.testing.audit",
+        guide="audit.md",
+        section=IMPLEMENTED,
+    ),
 )
 """The pages, in the order of the navigation."""
 

@@ -15,6 +15,7 @@ from ostinato.errors import (
     CheckpointError,
     CheckpointNotFoundError,
     KindError,
+    OptionError,
     OstinatoError,
 )
 
@@ -340,6 +341,43 @@ def doctor(
     if target is not None and not as_json:
         _show_written(target)
     if not report.ok or (strict and report.counts["warning"]):
+        raise typer.Exit(1)
+
+
+@app.command(
+    epilog=_examples(
+        "ostinato audit ostinato:ReplayBuffer",
+        "ostinato audit stable_baselines3.common.buffers:ReplayBuffer --page audit.html",
+        "ostinato audit buffer.py:Buffer --adapter adapter.py:BufferAdapter --json",
+    )
+)
+def audit(
+    buffer: Annotated[str, typer.Argument(metavar="MODULE:CLASS", help="Replay buffer; also file.py:Class.")],
+    *,
+    adapter: Annotated[
+        str | None, typer.Option(help="Subclass of ostinato.testing.audit.Adapter: module:Name or file.py:Name.")
+    ] = None,
+    page: Annotated[Path | None, typer.Option(help="Write the report as an HTML page, too.")] = None,
+    overwrite: Annotated[bool, _OVERWRITE] = False,
+    as_json: Annotated[bool, _JSON] = False,
+) -> None:
+    """Feed tagged rows through any replay buffer, and report what comes back wrong and what it does to learning.
+
+    Runs the code of the buffer and of the adapter. Known buffers need no adapter; docs/audit.md lists them.
+
+    Exit status: 0 no errors, 1 errors, 2 no such class, or wrong usage.
+    """
+    from ostinato.testing.audit import examine, load
+
+    _check_free_paths(*([] if page is None else [page]), overwrite=overwrite)
+    try:
+        report = examine(load(buffer), None if adapter is None else load(adapter))
+    except (AttributeError, ImportError, OptionError) as error:
+        raise typer.BadParameter(str(error)) from None
+    show.answer(report.as_dict() if as_json else report, typer.echo, as_json=as_json)
+    if page is not None:
+        page.write_text(report.page(), encoding="utf-8")
+    if not report.ok:
         raise typer.Exit(1)
 
 

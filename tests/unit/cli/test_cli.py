@@ -183,6 +183,7 @@ COMMANDS = [
     "inspect",
     "verify",
     "doctor",
+    "audit",
     "sample",
     "merge",
     "split",
