@@ -5,8 +5,6 @@ LeRobot needs another Python and torch than ours: the files of its buffer and mi
 
 from __future__ import annotations
 
-import sys
-import types
 from typing import Any
 
 import pytest
@@ -15,32 +13,13 @@ import torch
 from ostinato.compat.lerobot import ReplayBuffer
 
 from ..unit.compat.test_lerobot import CAMERA, KINDS, PLACE, check, fill
-from .originals import FOLDER, original
+from .originals import original
 
-if not (FOLDER / "lerobot").exists():
-    pytest.skip("lerobot is not in build/originals", allow_module_level=True)
-
-
+PACKAGES = ("lerobot", "lerobot.rl", "lerobot.utils", "lerobot.rl.data_sources")
 NAMES = {"OBS_IMAGE": "observation.image", "ACTION": "action", "REWARD": "next.reward", "DONE": "next.done"}
-AROUND: dict[str, dict[str, Any]] = {
-    "lerobot.datasets": {"LeRobotDataset": object},
-    "lerobot.utils.constants": NAMES,
-    "lerobot.lerobot_types": {"BatchType": dict},
-    **{x: {"__path__": [str(FOLDER / x.replace(".", "/"))]} for x in ("lerobot", "lerobot.rl", "lerobot.utils")},
-    "lerobot.rl.data_sources": {"__path__": [str(FOLDER / "lerobot/rl/data_sources")]},
-}
-"""Modules that the two files import, and what they take from them."""
-
-
-def load() -> Any:
-    """Return the modules of buffer and mixer, without the packages around them."""
-    for name, contents in AROUND.items():
-        sys.modules[name] = types.ModuleType(name)
-        vars(sys.modules[name]).update(contents)
-    return original("lerobot.rl.buffer"), original("lerobot.rl.data_sources.data_mixer")
-
-
-theirs, mixer = load()
+AROUND = {"datasets": {"LeRobotDataset": object}, "utils.constants": NAMES, "lerobot_types": {"BatchType": dict}}
+theirs = original("lerobot.rl.buffer", PACKAGES, **AROUND)
+mixer = original("lerobot.rl.data_sources.data_mixer", PACKAGES, **AROUND)
 
 
 def both(kinds: list[str], **options: Any) -> tuple[Any, Any, Any]:
