@@ -7,7 +7,8 @@ import torch
 
 from ostinato.compat.fasttd3 import HolosomaReplayBuffer
 
-from ..unit.compat.test_fasttd3 import ENVS, GAMMA, drawn, fill, transitions
+from ..unit.compat.test_fasttd3 import ENVS, drawn, fill, transitions
+from ..unit.compat.test_skrl import GAMMA, Log
 from .originals import original
 
 PACKAGES = ("holosoma", "holosoma.agents", "holosoma.agents.fast_sac")
@@ -21,7 +22,7 @@ def test_single_steps_are_the_same_for_the_same_seed(steps: int) -> None:
     batches = []
     for kind in (HolosomaReplayBuffer, theirs.SimpleReplayBuffer):
         buffer = kind(ENVS, 5, 2, 1, 3, gamma=GAMMA)
-        fill(buffer, 1, steps, [])
+        fill(buffer, Log(1, steps, ENVS))
         torch.manual_seed(2)
         batches.append(buffer.sample(20))
     ours, other = (dict(batch.flatten_keys(".").items()) for batch in batches)
@@ -34,7 +35,9 @@ def test_single_steps_are_the_same_for_the_same_seed(steps: int) -> None:
 def test_the_original_adds_rewards_of_the_oldest_rows_to_those_of_the_newest() -> None:
     """Elsewhere in a full ring, both are right."""
     buffer = theirs.SimpleReplayBuffer(ENVS, 5, 2, 1, 3, n_steps=3, gamma=GAMMA)
-    right = transitions(fill(buffer, 4, 12, []), 5, 3)
+    log = Log(4, 12, ENVS)
+    fill(buffer, log)
+    right = transitions(log, 3)
     newest = {now for now, (*_, dones, _, steps) in right.items() if steps < 3 and not dones}
     batch = drawn(buffer.sample(150))
     wrong = {now for now, found in batch.items() if (found[0], found[4]) != (right[now][0], right[now][4])}

@@ -13,116 +13,89 @@ from hypothesis import strategies as st
 from ostinato.compat.fasttd3 import HolosomaReplayBuffer, SimpleReplayBuffer
 from ostinato.errors import EmptyBufferError, KeyMissingError, OptionError, SchemaError
 
+from .test_skrl import GAMMA, Log
+
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytest.importorskip("tensordict")
+tensordict = pytest.importorskip("tensordict")
 
-GAMMA, ENVS = 0.5, 3
+ENVS, SIZE = 3, 5
 
 
-def step(now: list[int], after: list[int], kinds: list[int]) -> dict[str, Any]:
-    """One step of all environments, whose observations are serial numbers; 0 is a termination, 1 a time limit."""
+def as_step(rows: list[dict[str, float]]) -> Any:
+    """A step of the log; what a critic observes begins with the observation."""
+    column = {name: torch.tensor([float(row[name]) for row in rows], device="cpu") for name in rows[0]}
 
-    def state(serials: list[int]) -> dict[str, Any]:
-        obs = torch.tensor(serials, device="cpu").float().view(-1, 1) * torch.tensor([1.0, -1.0, 2.0], device="cpu")
+    def state(name: str) -> dict[str, Any]:
+        obs = column[name].unsqueeze(1) * torch.tensor([1.0, -1.0, 2.0], device="cpu")
         return {"observations": obs[:, :2], "critic_observations": obs}
 
-    flags = torch.tensor(kinds, device="cpu")
-    rewards = torch.tensor(now, device="cpu").float() % 7
-    ends = {"rewards": rewards, "dones": (flags < 2).long(), "truncations": (flags == 1).long()}
-    return {**state(now), "actions": state(now)["observations"][:, :1], "next": {**state(after), **ends}}
+    late, dones = column["truncated"], (column["terminated"] + column["truncated"]).long()
+    ends = {"rewards": column["rewards"], "dones": dones, "truncations": late.long()}
+    row = {**state("observations"), "actions": column["observations"].unsqueeze(1)}
+    return tensordict.TensorDict({**row, "next": {**state("next_observations"), **ends}}, batch_size=[ENVS])
 
 
-def fill(buffer: Any, seed: int, steps: int, log: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    random = torch.Generator("cpu").manual_seed(seed)
-    serial, now = ENVS, list(range(ENVS))
-    for _ in range(steps):
-        kinds = torch.randint(0, 6, (ENVS,), generator=random, device="cpu").tolist()
-        after = list(range(serial, serial + ENVS))
-        log.append(step(now, after, kinds))
-        buffer.extend(buffer_row(log[-1]))
-        now = [x + ENVS if kind < 2 else x for x, kind in zip(after, kinds, strict=True)]
-        serial += 2 * ENVS
-    return log
+def fill(buffer: Any, log: Log) -> None:
+    for rows in log.rows:
+        buffer.extend(as_step(rows))
 
 
-def buffer_row(row: dict[str, Any]) -> Any:
-    from tensordict import TensorDict
-
-    return TensorDict(row, batch_size=[ENVS], device="cpu")
-
-
-def transitions(log: list[dict[str, Any]], size: int, n: int) -> dict[float, tuple[float, ...]]:
-    """Return, next observation, flags and steps of each row present, by its observation; computed in a loop."""
-    found, last = {}, len(log) - 1
-    for env in range(ENVS):
-        for first in range(max(0, len(log) - size), len(log)):
-            total, at = 0.0, first
-            while True:
-                after = log[at]["next"]
-                total += GAMMA ** (at - first) * float(after["rewards"][env])
-                if at in {last, first + n - 1} or after["dones"][env]:
-                    break
-                at += 1
-            ends = [float(after[name][env]) for name in ("dones", "truncations")]
-            found[float(log[first]["observations"][env, 0])] = (
-                total, float(after["observations"][env, 0]), *ends, at - first + 1.0,
-            )  # fmt: skip
+def transitions(log: Log, n: int) -> dict[float, tuple[float, ...]]:
+    """Return, next observation, flags and steps of each row present, by its observation."""
+    oldest, found = max(0, len(log.rows) - SIZE), {}
+    for start in (row["observations"] for rows in log.rows[oldest:] for row in rows):
+        rows = log.follow(start, n, oldest)
+        last, total = rows[-1], sum(GAMMA**k * row["rewards"] for k, row in enumerate(rows))
+        late, ended = last["truncated"], last["terminated"] or last["truncated"]
+        found[start] = total, last["next_observations"], ended, late, len(rows)
     return found
 
 
 def drawn(batch: Any) -> dict[float, tuple[float, ...]]:
-    after = batch["next"]
-    names = ("rewards", "dones", "truncations", "effective_n_steps")
-    rewards, dones, truncations, steps = (after[name].tolist() for name in names)
-    columns = (rewards, after["observations"][:, 0].tolist(), dones, truncations, steps)
     assert (batch["observations"].sum(1) == 0).all()
     assert torch.equal(batch["actions"], batch["observations"][:, :1])
-    return dict(zip(batch["observations"][:, 0].tolist(), zip(*columns, strict=True), strict=True))
+    after = {**batch["next"], "observations": batch["next", "observations"][:, 0]}
+    names = ("rewards", "observations", "dones", "truncations", "effective_n_steps")
+    columns = zip(*(after[name].tolist() for name in names), strict=True)
+    return dict(zip(batch["observations"][:, 0].tolist(), columns, strict=True))
 
 
 @pytest.mark.parametrize("mode", ["plain", "asymmetric", "playground"])
 @given(st.integers(0, 10**6), st.integers(1, 14), st.integers(1, 4))
 def test_transitions_end_with_their_episode_and_at_the_newest_row(mode: str, seed: int, steps: int, n: int) -> None:
     options = {"asymmetric_obs": mode != "plain", "playground_mode": mode == "playground"}
-    buffer = SimpleReplayBuffer(ENVS, 5, 2, 1, 3, n_steps=n, gamma=GAMMA, **options)
-    log = fill(buffer, seed, steps, [])
-    assert (len(buffer), buffer.ptr) == (min(steps, 5) * ENVS, steps)
+    buffer, log = SimpleReplayBuffer(ENVS, SIZE, 2, 1, 3, n_steps=n, gamma=GAMMA, **options), Log(seed, steps, ENVS)
+    fill(buffer, log)
+    assert (len(buffer), buffer.ptr) == (min(steps, SIZE) * ENVS, steps)
     batch = buffer.sample(150)
-    assert drawn(batch) == transitions(log, 5, n)
-    assert (batch["observations"][:, 0].view(ENVS, 150) % ENVS).tolist() == [[env] * 150 for env in range(ENVS)]
-    assert batch["next", "dones"].dtype is torch.int64
+    assert drawn(batch) == transitions(log, n)
+    envs = {row["observations"]: env for rows in log.rows for env, row in enumerate(rows)}
+    assert [envs[now] for now in batch["observations"][:, 0].tolist()] == [i for i in range(ENVS) for _ in range(150)]
     for part in (batch, batch["next"]) if mode != "plain" else ():
-        assert torch.equal(part["critic_observations"][:, ::2], part["observations"][:, :1] * torch.tensor([1.0, 2.0]))
+        assert torch.equal(part["critic_observations"][:, :2], part["observations"])
     assert ("critic_observations" in batch) == (mode != "plain")
 
 
-def test_the_buffer_is_saved_whole_and_holds_observations_once(tmp_path: Path) -> None:
-    buffer, again = (HolosomaReplayBuffer(ENVS, 5, 2, 1, 3, n_steps=3, gamma=GAMMA) for _ in range(2))
-    log = fill(buffer, 3, 8, [])
+def test_the_buffer_is_saved_whole(tmp_path: Path) -> None:
+    buffer, again = (HolosomaReplayBuffer(ENVS, SIZE, 2, 1, 3, n_steps=3, gamma=GAMMA) for _ in range(2))
+    log = Log(3, 8, ENVS)
+    fill(buffer, log)
     buffer.dumps(tmp_path / "rows")
     again.loads(tmp_path / "rows")
-    assert drawn(again.sample(150)) == transitions(log, 5, 3)
-    assert not list(buffer.parameters())
-    assert not list(buffer.buffers())
+    assert drawn(again.sample(150)) == transitions(log, 3)
 
 
 def test_wrong_calls_raise_and_change_nothing() -> None:
-    buffer = SimpleReplayBuffer(ENVS, 5, 2, 1, 3)
+    buffer, row = SimpleReplayBuffer(ENVS, SIZE, 2, 1, 3), as_step(Log(0, 1, ENVS).rows[0])
     with pytest.raises(EmptyBufferError):
         buffer.sample(1)
-    row = step([0] * ENVS, [1] * ENVS, [2] * ENVS)
-    for wrong, error in (
-        ({**row, "actions": row["observations"]}, SchemaError), ({**row, "next": row}, KeyMissingError),
-    ):  # fmt: skip
+    for change, error in (({"actions": row["observations"]}, SchemaError), ({"next": row}, KeyMissingError)):
         with pytest.raises(error):
-            buffer.extend(wrong)
+            buffer.extend({**row, **change})
     assert len(buffer) == 0
-    for options in (
-        {"n_steps": 0},
-        {"gamma": 2.0},
-        {"asymmetric_obs": True, "playground_mode": True, "n_critic_obs": 2},
-    ):
+    playground = {"asymmetric_obs": True, "playground_mode": True, "n_critic_obs": 2}
+    for options in ({"n_steps": 0}, {"gamma": 2.0}, playground):
         with pytest.raises(OptionError):
-            partial(SimpleReplayBuffer, ENVS, 5, 2, 1)(**{"n_critic_obs": 3, **options})  # type: ignore[arg-type]
+            partial(SimpleReplayBuffer, ENVS, SIZE, 2, 1)(**{"n_critic_obs": 3, **options})  # type: ignore[arg-type]

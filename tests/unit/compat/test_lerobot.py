@@ -109,30 +109,26 @@ def test_transitions_are_written_to_a_dataset_the_oldest_first(monkeypatch: pyte
 def test_images_may_be_stored_as_bytes_and_are_shifted() -> None:
     values = torch.rand(1, 3, 8, 8, device="cpu").mul(255).round() / 255
     buffer = ReplayBuffer(4, "cpu", use_drq=False, image_dtype=torch.uint8)
-    buffer.add({CAMERA: values}, torch.ones(1, 1, device="cpu"), 0, {CAMERA: values}, done=True, truncated=False)
+    buffer.add({CAMERA: values}, values, 0, {CAMERA: values}, done=True, truncated=False)
     assert buffer._rows["state", CAMERA].dtype is torch.uint8
     assert torch.equal(buffer.sample(1)["next_state"][CAMERA], values)
-    shifted = random_shift(values.expand(50, 3, 8, 8), pad=1)
-    inside = {int(where) for image in shifted for where in (values[0, 0] == image[0, 4, 4]).flatten().nonzero()}
-    assert inside <= {row * 8 + column for row in (3, 4, 5) for column in (3, 4, 5)} | inside
-    assert len({tuple(image.flatten().tolist()) for image in shifted}) == 9
+    shifted = random_shift(values.expand(90, 3, 8, 8), pad=1)
+    wanted = {image[0, 4, 4].item() for image in shifted}
+    assert wanted == set(values[0, 0, 3:6, 3:6].flatten().tolist())
 
 
 def test_wrong_calls_raise_what_lerobot_raises() -> None:
-    buffer = ReplayBuffer(4, "cpu")
-    empty: list[Any] = [partial(buffer.sample, 1), partial(next, buffer.get_iterator(2))]
-    for call in empty:
-        with pytest.raises(RuntimeError, match=r"no transitions|empty"):
+    buffer, one = ReplayBuffer(4, "cpu"), torch.ones(1, 1, device="cpu")
+    for call in (partial(buffer.sample, 1), partial(next, buffer.get_iterator(2))):
+        with pytest.raises(RuntimeError):
             call()
-    one = torch.ones(1, 1, device="cpu")
-    state = {PLACE: one}
+    add = partial(buffer.add, {PLACE: one}, one, 0.0, done=False, truncated=False)
     with pytest.raises(KeyError, match="next_state"):
-        buffer.add(state, one, 0.0, {}, done=False, truncated=False)
+        add(next_state={})
+    info: Any = {"x": "text"}
     for wrong in (
         partial(ReplayBuffer, 0), partial(ReplayBuffer, 1, image_dtype=torch.int8),
-        partial(buffer.to_lerobot_dataset, "name"),
-        partial(buffer.add, state, one, 0.0, state, done=False, truncated=False, complementary_info={"x": "text"}),  # type: ignore[dict-item]
+        partial(buffer.to_lerobot_dataset, "name"), partial(add, next_state={PLACE: one}, complementary_info=info),
     ):  # fmt: skip
         with pytest.raises(ValueError):
             wrong()
-    assert not buffer.initialized
