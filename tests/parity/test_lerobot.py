@@ -17,7 +17,11 @@ from .originals import original
 
 PACKAGES = ("lerobot", "lerobot.rl", "lerobot.utils", "lerobot.rl.data_sources")
 NAMES = {"OBS_IMAGE": "observation.image", "ACTION": "action", "REWARD": "next.reward", "DONE": "next.done"}
-AROUND = {"datasets": {"LeRobotDataset": object}, "utils.constants": NAMES, "lerobot_types": {"BatchType": dict}}
+AROUND: dict[str, Any] = {
+    "datasets": {"LeRobotDataset": object},
+    "utils.constants": NAMES,
+    "lerobot_types": {"BatchType": dict},
+}
 theirs = original("lerobot.rl.buffer", PACKAGES, **AROUND)
 mixer = original("lerobot.rl.data_sources.data_mixer", PACKAGES, **AROUND)
 

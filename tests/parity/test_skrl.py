@@ -40,7 +40,8 @@ class Net(models.Model):  # type: ignore[misc]
     def compute(self, inputs: dict[str, Any], role: str = "") -> tuple[torch.Tensor, dict[str, Any]]:
         if "policy" not in role:
             return self.net(torch.cat((inputs["observations"], inputs["taken_actions"]), -1)), {}
-        x, more = inputs["observations"], {"log_std": self.log_std}
+        x: torch.Tensor = inputs["observations"]
+        more: dict[str, Any] = {"log_std": self.log_std}
         if self.length:
             steps = self.length if self.training else 1
             first = inputs["rnn"][0].unflatten(1, (-1, steps))[:, :, 0].contiguous()

@@ -415,6 +415,6 @@ def _frame(row: dict[str, Any]) -> dict[str, Tensor]:
     flags = {_DONE: row["done"], _TRUNCATED: row["truncated"]}
     fields = {**row["state"], _ACTION: row["action"], _REWARD: row["reward"], **flags}
     fields |= {f"{_INFO}{key}": value for key, value in row.get("info", {}).items()}
-    found = {key: torch.atleast_1d(value.cpu()) for key, value in fields.items()}
+    found = {key: value.cpu().reshape(value.shape or (1,)) for key, value in fields.items()}
     kept = (torch.bool, torch.uint8)
     return {key: value if value.dtype in kept else value.to(torch.float32) for key, value in found.items()}

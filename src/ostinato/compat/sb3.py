@@ -466,12 +466,11 @@ def td_errors(model: Any, samples: Any) -> Tensor:
             values = torch.cat(model.critic(now, actions), 1)
             best = _value_of_actor(model, after, entropy=isinstance(model, host.SAC))
         else:
-            msg = (
-                f"td_errors() knows DQN, QR-DQN, TD3, DDPG and SAC, got {type(model).__name__}: call update_priority()"
-            )
+            msg = f"td_errors() knows DQN, QR-DQN, TD3, DDPG and SAC, got {type(model).__name__}"
             raise UsageError(msg)
         discounts = model.gamma if samples.discounts is None else samples.discounts
-        return (samples.rewards + (1 - samples.dones) * discounts * best - values).abs().mean(1)
+        errors: Tensor = (samples.rewards + (1 - samples.dones) * discounts * best - values).abs().mean(1)
+        return errors
 
 
 def _of_actions(values: Tensor, after: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
@@ -481,15 +480,14 @@ def _of_actions(values: Tensor, after: Tensor, actions: Tensor) -> tuple[Tensor,
 
 def _value_of_actor(model: Any, after: Any, *, entropy: bool) -> Tensor:
     """Return the target value of observations under the policy, `[B, 1]`."""
-    bonus: Any = 0.0
     if entropy:
         actions, log_prob = model.actor.action_log_prob(after)
         scale = model.ent_coef_tensor if model.log_ent_coef is None else model.log_ent_coef.exp()
         bonus = -scale * log_prob.unsqueeze(1)
     else:
-        actions = model.actor_target(after)
-    lowest: Tensor = torch.cat(model.critic_target(after, actions), 1).min(1, keepdim=True).values
-    return lowest + bonus
+        actions, bonus = model.actor_target(after), 0.0
+    value: Tensor = torch.cat(model.critic_target(after, actions), 1).min(1, keepdim=True).values + bonus
+    return value
 
 
 @final

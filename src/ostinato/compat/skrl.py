@@ -40,11 +40,13 @@ if TYPE_CHECKING:
 __all__ = ["RandomMemory"]
 
 _EPISODE = "ostinato.episode"
+_EPISODES = Episodes(traj_key=_EPISODE)
 _STATE = "ostinato.steps"
 _FORMATS = ("pt", "npz", "csv")
 _ENDS = ("terminated", "truncated")
 _AFTER = ("next_observations", "next_states", *_ENDS)
 """Tensors that an n-step transition takes from its last step."""
+_AROUND = ("observations", "next_observations")
 
 
 class RandomMemory:
@@ -120,14 +122,15 @@ class RandomMemory:
         self._make_sampler = sampler or (RandomSampler if replacement else _DistinctRows)
         self._readers: dict[int, buffers.ReplayBuffer] = {}
         self._drawn: tuple[buffers.ReplayBuffer, dict[str, Any]] | None = None
+        self._tracked = self._n_step is not None
+        self._episode_of = torch.zeros(self.memory_size * self.num_envs, dtype=torch.int64, device=self.device)
         self._begin()
 
     def _begin(self) -> None:
-        """Reset what follows the rows as they come."""
-        self.env_index = 0
-        self._step: dict[str, Tensor] = {}
-        self._numbers = torch.zeros((1, self.num_envs), dtype=torch.int64, device=self.device)
-        self._over = torch.zeros((1, self.num_envs), dtype=torch.bool, device=self.device)
+        """Reset what follows the episodes of the environments."""
+        envs, where = self.num_envs, self.device
+        self._last = torch.arange(envs, device=where).unsqueeze(0)
+        self._over = torch.zeros((1, envs), dtype=torch.bool, device=where)
         self._after: Tensor | None = None
 
     # -- tensors ----------------------------------------------------------------------------------------------
@@ -216,14 +219,14 @@ class RandomMemory:
             raise UsageError(msg)
         for tensor in self.tensors.values():
             if not tensor.is_cuda:
-                tensor.share_memory_()
+                tensor.share_memory_()  # type: ignore[no-untyped-call]
 
     # -- writing ----------------------------------------------------------------------------------------------
 
     def add_samples(self, **tensors: Tensor | None) -> None:
         """Write rows: one step of all environments, of some of them, or several steps of a single environment.
 
-        Rows of some environments are kept until the others follow; then the step is stored and can be sampled.
+        Rows of some environments are those of the environments that follow the last ones.
 
         Args:
             **tensors: `[rows, *size]`, or `[*size]` for one row. Tensors that were not created are ignored; those that
@@ -239,14 +242,10 @@ class RandomMemory:
             raise OptionError(msg)
         first = given.get("observations", next(iter(given.values())))
         rows, room = (first.shape[0] if first.ndim > 1 else 1), self.num_envs - self.env_index
-        fresh = {name: self._rows_of(name, given.get(name), rows) for name in self.tensors}
-        if self.num_envs == 1 or rows == self.num_envs == room:
-            self._write({name: tensor.unflatten(0, (-1, self.num_envs)) for name, tensor in fresh.items()})
-        elif rows <= room:
-            self._write_part(fresh, rows)
-        else:
+        if rows > room and self.num_envs > 1:
             msg = f"a step has {self.num_envs} environments, of which {room} are missing, got {rows} rows"
             raise OptionError(msg)
+        self._write({name: self._rows_of(name, given.get(name), rows) for name in self.tensors}, rows)
 
     def _rows_of(self, name: str, value: Tensor | None, rows: int) -> Tensor:
         """Return rows of a tensor, `[rows, *size]`, on its device and in its dtype."""
@@ -259,43 +258,56 @@ class RandomMemory:
             raise SchemaError(msg)
         return value.detach().to(column).reshape(shape)
 
-    def _write_part(self, fresh: dict[str, Tensor], rows: int) -> None:
-        """Keep rows of some environments, and write the step if it is complete."""
-        for name, tensor in fresh.items():
-            held = self._step.setdefault(name, _blank(self.tensors[name].shape[1:], tensor.dtype, tensor.device))
-            held[self.env_index : self.env_index + rows] = tensor
-        self.env_index += rows
-        if self.env_index == self.num_envs:
-            whole, self._step, self.env_index = self._step, {}, 0
-            self._write({name: tensor.unsqueeze(0) for name, tensor in whole.items()})
-
-    def _write(self, steps: dict[str, Tensor]) -> None:
-        """Write steps, `[steps, num_envs, *size]`; with `export` up to the end of the ring, and then the others."""
-        total = next(iter(steps.values())).shape[0]
-        while total:
-            part = min(total, self.memory_size - self.memory_index)
-            self._store({name: tensor[:part] for name, tensor in steps.items()})
-            if self.export and self.memory_index == 0:
+    def _write(self, fresh: dict[str, Tensor], rows: int) -> None:
+        """Write rows; with `export` up to the end of the ring, and then the others."""
+        while rows and self.export:
+            part = min(rows, self.memory_size * self.num_envs - self.buffer.cursor)
+            self._store({name: tensor[:part] for name, tensor in fresh.items()})
+            if self.buffer.cursor == 0:
                 self.save(self.export_directory, format=self.export_format)
-            steps, total = {name: tensor[part:] for name, tensor in steps.items()}, total - part
+            fresh, rows = {name: tensor[part:] for name, tensor in fresh.items()}, rows - part
+        if rows:
+            self._store(fresh)
 
-    def _store(self, steps: dict[str, Tensor]) -> None:
-        self.buffer.extend({**steps, _EPISODE: self._episodes(steps)})
+    def _store(self, fresh: dict[str, Tensor]) -> None:
+        rows = next(iter(fresh.values())).shape[0]
+        if self._tracked:
+            numbers = self._episodes(fresh, rows, self.env_index)
+        else:
+            numbers = torch.zeros(rows, dtype=torch.int64, device=self.device)
+        self.buffer.extend({**fresh, _EPISODE: numbers})
 
-    def _episodes(self, steps: dict[str, Tensor]) -> Tensor:
-        """Return the number of the episode of each row, int64 `[steps, num_envs]`."""
-        ends = torch.zeros_like(next(iter(steps.values())).flatten(2)[..., 0], dtype=torch.bool)
-        for flags in (steps[name] for name in _ENDS if name in steps):
-            ends = ends | flags.flatten(2)[..., 0].bool()
-        fresh = torch.cat((self._over, ends[:-1]))
-        self._over = ends[-1:].clone()
-        if {"observations", "next_observations"} <= steps.keys():
-            now, after = _row_bytes(steps["observations"]), _row_bytes(steps["next_observations"])
-            before = torch.cat((now[:1] if self._after is None else self._after, after[:-1]))
-            fresh, self._after = fresh | (before != now).any(-1), after[-1:].clone()
-        numbers = self._numbers + fresh.cumsum(0)
-        self._numbers = numbers[-1:]
-        return numbers * self.num_envs + torch.arange(self.num_envs, device=self.device)
+    def _track(self) -> None:
+        """Number the episodes of the rows present, and from now on those of new rows."""
+        self._tracked, capacity, rows = True, self.memory_size * self.num_envs, len(self)
+        first = self.buffer.cursor if self.filled else 0
+        order = torch.arange(first, first + rows, device=self.device) % capacity
+        head, tail = -first % self.num_envs, (first + rows) % self.num_envs
+        for part in (order[:head], order[head : rows - tail], order[rows - tail :]):
+            if part.numel():
+                known = {name: self.tensors_view[name][part] for name in (*_AROUND, *_ENDS) if name in self.tensors}
+                self._episode_of[part] = self._episodes(known, part.numel(), int(part[0]) % self.num_envs)
+
+    def _episodes(self, fresh: dict[str, Tensor], rows: int, first: int) -> Tensor:
+        """Return the number of the episode of each row, int64 `[rows]`; with `cross_episodes` its environment."""
+        width = min(rows, self.num_envs - first)
+        envs = slice(first, first + width)
+        if self._cross_episodes:
+            return self._last[:, envs].expand(rows // width, width).flatten()
+        ends = torch.zeros((rows // width, width), dtype=torch.bool, device=self.device)
+        for flags in (fresh[name] for name in _ENDS if name in fresh):
+            ends |= flags.reshape(ends.shape).bool()
+        begins = torch.cat((self._over[:, envs], ends[:-1]))
+        self._over[:, envs] = ends[-1:]
+        if fresh.keys() >= {*_AROUND}:
+            now, after = (_row_bytes(fresh[name]).reshape(*ends.shape, -1) for name in _AROUND)
+            if self._after is None:  # the first row of an environment begins an episode in any case
+                self._after = torch.zeros((1, self.num_envs, now.shape[-1]), dtype=torch.uint8, device=self.device)
+            before = torch.cat((self._after[:, envs], after[:-1]))
+            begins, self._after[:, envs] = begins | (before != now).any(-1), after[-1:]
+        numbers = self._last[:, envs] + begins.cumsum(0) * self.num_envs
+        self._last[:, envs] = numbers[-1:]
+        return numbers.flatten()
 
     def reset(self) -> None:
         """Remove all rows; the tensors keep their values until these are replaced."""
@@ -306,24 +318,23 @@ class RandomMemory:
     # -- reading ----------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        """Number of rows written and not replaced, with those of an incomplete step."""
-        held = len(self.buffer) if self._readers else 0
-        return min(held + self.env_index, self.memory_size * self.num_envs)
+        """Number of rows."""
+        return len(self.buffer) if self._readers else 0
 
     @property
     def filled(self) -> bool:
         """Whether every slot has a row."""
-        return self._steps == self.memory_size
+        return len(self) == self.memory_size * self.num_envs
 
     @property
     def memory_index(self) -> int:
-        """The step that is written next."""
+        """The step of the row that is written next."""
         return self.buffer.cursor // self.num_envs if self._readers else 0
 
     @property
-    def _steps(self) -> int:
-        """Complete steps present."""
-        return len(self.buffer) // self.num_envs if self._readers else 0
+    def env_index(self) -> int:
+        """The environment of the row that is written next."""
+        return self.buffer.cursor % self.num_envs if self._readers else 0
 
     @property
     def buffer(self) -> buffers.ReplayBuffer:
@@ -332,14 +343,12 @@ class RandomMemory:
             if not self.tensors:
                 msg = "the memory has no tensors: call create_tensor() before rows are written or sampled"
                 raise UsageError(msg)
-            number = torch.zeros((self.memory_size, self.num_envs), dtype=torch.int64, device=self.device)
             unit = self._units(1)
             made = buffers.ReplayBuffer(
-                storage=TensorStorage({**self.tensors, _EPISODE: number}, ndim=2),
+                storage=TensorStorage({**self.tensors_view, _EPISODE: self._episode_of}),
                 sampler=self._make_sampler(),
-                dim_extend=0,
                 sample_unit=unit or None,
-                episodes=Episodes(traj_key=_EPISODE) if unit else None,
+                episodes=_EPISODES if unit else None,
             )
             made.empty()
             self._readers[1] = made
@@ -349,8 +358,7 @@ class RandomMemory:
         """Return the units of samples with sequences of this length."""
         units: list[SampleUnit] = []
         if length > 1:
-            key = None if self._cross_episodes else ("next", "done")
-            units.append(Sequence(length, "strict", done_key=key))
+            units.append(Sequence(length, "strict"))
         if self._n_step is not None:
             moved = [name for name in _AFTER if name in self.tensors]
             units.append(NStep(*self._n_step, reward_key="rewards", next_keys=moved))
@@ -360,9 +368,10 @@ class RandomMemory:
         """Return what samples sequences of this length: the buffer, or a view of it."""
         buffer = self.buffer
         if positive("sequence_length", length) not in self._readers:
-            episodes = None if self._cross_episodes else Episodes(traj_key=_EPISODE)
+            if not self._tracked:
+                self._track()
             self._readers[length] = buffer.view(
-                sampler=self._make_sampler(), sample_unit=self._units(length), episodes=episodes
+                sampler=self._make_sampler(), sample_unit=self._units(length), episodes=_EPISODES
             )
         return self._readers[length]
 
@@ -388,8 +397,7 @@ class RandomMemory:
         reader = self._reader(sequence_length)
         batch, info = reader.sample(batch_size, return_info=True)
         self._drawn = reader, info
-        steps, envs = info["index"]
-        self.sampling_indexes = steps * self.num_envs + envs
+        self.sampling_indexes = info["index"]
         more = {"discounts": batch.get("gamma"), "priority_weight": info.get("priority_weight")}
         found = {**batch, **{name: x.unsqueeze(-1) for name, x in more.items() if x is not None}}
         return _divided([found.get(name) for name in names], mini_batches)
@@ -409,15 +417,20 @@ class RandomMemory:
 
         Parts without sequences have the same size; the last rows that do not fill one are left out, as in skrl.
         """
-        steps = torch.arange(self._steps, device=self.device)
         if sequence_length == 1:
-            rows = steps.shape[0] * self.num_envs
-            kept = slice(0, rows - rows % positive("mini_batches", mini_batches))
+            kept = slice(0, len(self) - len(self) % positive("mini_batches", mini_batches))
             found = {name: tensor[kept] for name, tensor in self.tensors_view.items()}
             return _divided([found.get(name) for name in names], mini_batches)
-        order = (steps + self.memory_index) % self.memory_size if self.filled else steps
-        index = order * self.num_envs + torch.arange(self.num_envs, device=self.device).unsqueeze(1)
+        index = self._steps_present() * self.num_envs + torch.arange(self.num_envs, device=self.device).unsqueeze(1)
         return self.sample_by_index(names, indexes=index.flatten(), mini_batches=mini_batches)
+
+    def _steps_present(self) -> Tensor:
+        """Return the steps that have rows of all environments of one moment, the oldest first."""
+        if not self.filled:
+            return torch.arange(len(self) // self.num_envs, device=self.device)
+        mixed = int(self.env_index > 0)
+        steps = torch.arange(self.memory_index + mixed, self.memory_index + self.memory_size, device=self.device)
+        return steps % self.memory_size
 
     def get_sampling_indexes(self) -> Tensor | None:
         """Return the indexes of the last sample, int64 `[batch_size * sequence_length]`; None before the first one."""
@@ -456,7 +469,7 @@ class RandomMemory:
         folder = Path(directory or self.export_directory) / "memories"
         folder.mkdir(parents=True, exist_ok=True)
         stamp = datetime.now().astimezone().strftime("%y-%m-%d_%H-%M-%S-%f")
-        state = torch.tensor([self._steps, self.memory_index], device="cpu")
+        state = self._steps_present().cpu()
         data = {name: self.tensors[name].cpu() for name in self.get_tensor_names()}
         file = io.BytesIO()
         if format == "pt":
@@ -470,7 +483,8 @@ class RandomMemory:
     def load(self, path: str) -> None:
         """Read a "pt" or "npz" file, also one of skrl's own memory, in place of the rows present.
 
-        Rows are stored from index 0 on, the oldest first. Of more steps than `memory_size` the last ones are kept.
+        Rows are stored from index 0 on, the oldest first, without those of an incomplete step. Of more steps than
+        `memory_size` the last ones are kept.
 
         Raises:
             CheckpointNotFoundError: There is no such file.
@@ -489,11 +503,10 @@ class RandomMemory:
                 held = list(data[name].shape[1:])
                 msg = f"{path} has the tensor {name!r} with steps of shape {held}, not {list(tensor.shape[1:])}"
                 raise SchemaError(msg)
-        steps, first = data[_STATE].tolist() if _STATE in data else (_written(data), 0)
-        capacity = next(iter(data.values())).shape[0]
-        order = (torch.arange(steps, device="cpu") + (first if steps == capacity else 0)) % capacity
+        order = data.get(_STATE, torch.arange(_written(data), device="cpu"))
         self.reset()
-        self._store({name: data[name][order].to(tensor) for name, tensor in self.tensors.items()})
+        if order.numel():
+            self._store({name: data[name][order].flatten(0, 1).to(tensor) for name, tensor in self.tensors.items()})
 
 
 @final
@@ -541,8 +554,8 @@ def _divided(columns: list[Tensor | None], parts: int) -> list[list[Tensor | Non
 
 
 def _row_bytes(tensor: Tensor) -> Tensor:
-    """Return rows as bytes, `[steps, num_envs, bytes]`, so that NaN equals NaN."""
-    return tensor.flatten(2).contiguous().view(torch.uint8)
+    """Return rows as bytes, `[rows, bytes]`, so that NaN equals NaN."""
+    return tensor.flatten(1).contiguous().view(torch.uint8)
 
 
 def _as_csv(columns: dict[str, Tensor]) -> bytes:

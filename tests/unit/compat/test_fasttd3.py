@@ -44,7 +44,8 @@ def fill(buffer: Any, log: Log) -> None:
 
 def transitions(log: Log, n: int) -> dict[float, tuple[float, ...]]:
     """Return, next observation, flags and steps of each row present, by its observation."""
-    oldest, found = max(0, len(log.rows) - SIZE), {}
+    found: dict[float, tuple[float, ...]] = {}
+    oldest = max(0, len(log.rows) - SIZE)
     for start in (row["observations"] for rows in log.rows[oldest:] for row in rows):
         rows = log.follow(start, n, oldest)
         last, total = rows[-1], sum(GAMMA**k * row["rewards"] for k, row in enumerate(rows))
@@ -65,7 +66,7 @@ def drawn(batch: Any) -> dict[float, tuple[float, ...]]:
 @pytest.mark.parametrize("mode", ["plain", "asymmetric", "playground"])
 @given(st.integers(0, 10**6), st.integers(1, 14), st.integers(1, 4))
 def test_transitions_end_with_their_episode_and_at_the_newest_row(mode: str, seed: int, steps: int, n: int) -> None:
-    options = {"asymmetric_obs": mode != "plain", "playground_mode": mode == "playground"}
+    options: dict[str, Any] = {"asymmetric_obs": mode != "plain", "playground_mode": mode == "playground"}
     buffer, log = SimpleReplayBuffer(ENVS, SIZE, 2, 1, 3, n_steps=n, gamma=GAMMA, **options), Log(seed, steps, ENVS)
     fill(buffer, log)
     assert (len(buffer), buffer.ptr) == (min(steps, SIZE) * ENVS, steps)

@@ -87,7 +87,7 @@ def test_datasets_become_transitions_that_end_with_their_episodes() -> None:
         assert (after - now, done, late) == (now % 3 != 2, now == 2, now == 5)
     for options in ({"state_keys": None}, {"state_keys": [PLACE], "capacity": 5}):
         with pytest.raises(ValueError):
-            ReplayBuffer.from_lerobot_dataset(frames, "cpu", **options)  # type: ignore[arg-type]
+            ReplayBuffer.from_lerobot_dataset(frames, "cpu", **options)
 
 
 def test_transitions_are_written_to_a_dataset_the_oldest_first(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,8 +46,8 @@ class Log:
                 self.rows[-1].append({**row, "terminated": kind == 0, "truncated": kind == 1})
                 now[env], serial = (serial + 1, serial + 2) if kind < 2 else (serial, serial + 1)
 
-    def fill(self, memory: RandomMemory) -> None:
-        for step in self.rows:
+    def fill(self, memory: RandomMemory, first: int = 0, last: int | None = None) -> None:
+        for step in self.rows[first:last]:
             memory.add_samples(**{name: torch.tensor([[row[name]] for row in step], device="cpu") for name in NAMES})
 
     def follow(self, start: float, length: int, oldest: int) -> list[dict[str, float]]:
@@ -62,16 +62,22 @@ class Log:
         raise AssertionError(start)
 
 
-@given(st.integers(0, 10**6), st.integers(1, 3), st.integers(4, 20), st.integers(1, 3), st.booleans())
+@given(
+    st.integers(0, 10**6), st.integers(1, 3), st.integers(4, 20), st.integers(1, 3), st.booleans(), st.integers(0, 4)
+)
 def test_sequences_are_rows_of_one_episode_that_follow_each_other(
     seed: int,
     num_envs: int,
     steps: int,
     length: int,
     replacement: bool,
+    early: int,
 ) -> None:
     log, memory = Log(seed, steps, num_envs), make(6, num_envs, replacement=replacement)
-    log.fill(memory)
+    log.fill(memory, 0, early)
+    if length > 1 and early:
+        memory._reader(length)  # numbers episodes from here on
+    log.fill(memory, early, steps)
     present = [row["observations"] for step in log.rows[max(0, steps - 6) :] for row in step]
     oldest = max(0, steps - 6)
     starts = {x for x in present if len(log.follow(x, length, oldest)) == length}
@@ -141,8 +147,7 @@ def test_rows_come_by_step_by_part_and_by_several_steps() -> None:
     parts.create_tensor("n", size=(1, 2), dtype=torch.int32, keep_dimensions=True)
     parts.add_samples(x=torch.tensor([[1.0], [2.0]], device="cpu"), other=torch.ones(2, 1, device="cpu"))
     assert (len(parts), parts.env_index, parts.memory_index) == (2, 2, 0)
-    with pytest.raises(EmptyBufferError):
-        parts.sample(["x"], batch_size=1)
+    assert len(parts.sample(["x"], batch_size=5)[0][0]) == 2
     with pytest.raises(OptionError, match="1 are missing"):
         parts.add_samples(x=torch.ones(2, 1, device="cpu"))
     parts.add_samples(x=torch.tensor([3.0], device="cpu"), n=None)
@@ -186,7 +191,7 @@ def test_a_full_ring_is_exported_before_rows_are_replaced(tmp_path: Path, form: 
 def test_wrong_calls_raise_what_skrl_raises(tmp_path: Path) -> None:
     memory, one = make(), torch.ones(1, 1, device="cpu")
     for call in (
-        partial(RandomMemory, memory_size=3, export_format="zip"),
+        partial(make, export_format="zip"),
         partial(RandomMemory, memory_size=3, n_steps=2),
         partial(memory.create_tensor, "rewards", size=2),
         partial(memory.create_tensor, "y", size=1, keep_dimensions=True),
