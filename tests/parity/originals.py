@@ -27,4 +27,8 @@ def original(module: str, packages: tuple[str, ...] = (), **around: dict[str, An
     paths = {name: {"__path__": [str(FOLDER / name.replace(".", "/"))]} for name in packages}
     for name, contents in {**paths, **{f"{packages[0]}.{x}": around[x] for x in around}}.items():
         vars(sys.modules.setdefault(name, types.ModuleType(name))).update(contents)
-    return pytest.importorskip(module, exc_type=ImportError)
+    try:
+        return pytest.importorskip(module, exc_type=ImportError)
+    finally:
+        for name in [name for name in sys.modules if packages and name.partition(".")[0] == packages[0]]:
+            del sys.modules[name]  # others ask whether the package is installed
