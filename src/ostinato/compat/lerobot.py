@@ -177,7 +177,7 @@ class ReplayBuffer:
             "state": {key: self._as_stored(key, state[key]) for key in keys},
             "next": {"state": {key: self._as_stored(key, next_state[key]) for key in keys}},
             "action": self._as_stored("", action),
-            "reward": torch.as_tensor(reward, dtype=torch.float32).reshape(()),
+            "reward": torch.as_tensor(reward, dtype=torch.float32, device=self.storage_device).reshape(()),
             "done": bool(done),
             "truncated": bool(truncated),
         }
@@ -187,8 +187,8 @@ class ReplayBuffer:
         self._rows.add({**row, "info": held} if held and (absent or not fields) else row)
 
     def _as_stored(self, key: str, value: Tensor) -> Tensor:
-        """Return a value without its leading dimension, in the dtype of its field."""
-        value = value.detach().squeeze(0)
+        """Return a value on the device of the rows, without its leading dimension, in the dtype of its field."""
+        value = value.detach().to(self.storage_device).squeeze(0)
         if self.image_dtype is not None and key.startswith(_IMAGE) and value.is_floating_point():
             return (value * 255).round_().clamp_(0, 255).to(self.image_dtype)
         return value.to(torch.float32) if value.dtype is torch.float64 else value

@@ -407,7 +407,7 @@ class RandomMemory:
     ) -> list[list[Tensor | None]]:
         """Return the rows at indexes, see `sample`; rows that were never written are NaN (or 0)."""
         views = self.tensors_view
-        index = torch.as_tensor(indexes, device=self.device)
+        index = torch.as_tensor(indexes, dtype=torch.int64, device=self.device)
         return _divided([views[name][index] if name in views else None for name in names], mini_batches)
 
     def sample_all(
