@@ -63,6 +63,13 @@ $(VENV)/.all: $(SOURCES)
 	$(call install,dev$(COMMA)parity$(COMMA)ray,$@ $(VENV)/.installed $(VENV)/.demo)
 	@$(PIP) install --no-deps rlinf==0.3.0 || echo 'make: rlinf cannot be installed here, going on without it'
 
+# Packages whose replay buffers tests run beside ours: their requirements contradict ours, so they come without them.
+build/originals/.installed: $(VENV)/.tools
+	@$(PIP) install --no-deps --ignore-requires-python --upgrade --target build/originals \
+		skrl==2.1.1 holosoma==0.0.3 lerobot==0.6.1 sb3-contrib tensorboard protobuf absl-py tqdm \
+		|| echo 'make: skrl, holosoma or lerobot cannot be installed here, going on without them'
+	@mkdir -p $(@D); touch $@
+
 .PHONY: venv
 venv: $(VENV)/.installed ## Set up .venv and build the native extension
 
@@ -83,7 +90,7 @@ test: $(VENV)/.installed ## The tests (PYTEST_ARGS=...)
 
 # Ray starts a cluster, which needs both cores for itself.
 .PHONY: test-peers
-test-peers: $(VENV)/.all build/lerobot/.installed ## The tests beside TorchRL, LeRobot and Minari, and in a Ray cluster (PYTEST_ARGS=...)
+test-peers: $(VENV)/.all build/lerobot/.installed build/originals/.installed ## The tests beside TorchRL, LeRobot and Minari, and in a Ray cluster (PYTEST_ARGS=...)
 	@status=0; \
 	echo "== tests beside TorchRL, LeRobot and Minari"; \
 	$(call run,$(PYTEST) -m "parity and not slow" $(or $(PYTEST_ARGS),tests/parity)); \

@@ -187,7 +187,8 @@ GROUPS = (
     Group(
         "Compatibility",
         "Classes with the interfaces of other libraries.",
-        modules="ostinato.compat.torchrl ostinato.compat.sb3 ostinato.compat.isaacgymenvs ostinato.compat.objectrl",
+        modules="ostinato.compat.torchrl ostinato.compat.sb3 ostinato.compat.lerobot ostinato.compat.skrl "
+        "ostinato.compat.fasttd3 ostinato.compat.isaacgymenvs ostinato.compat.objectrl",
         guide="migrating.md",
     ),
     Group(

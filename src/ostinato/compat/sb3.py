@@ -1,4 +1,4 @@
-"""A replay buffer for the off-policy algorithms of Stable-Baselines3: `replay_buffer_class=ReplayBuffer`.
+"""Replay buffers for the off-policy algorithms of Stable-Baselines3: `replay_buffer_class=ReplayBuffer`.
 
 `docs/compat/sb3.md` lists the differences from the buffers of Stable-Baselines3. Importing this module imports
 Stable-Baselines3.
@@ -6,6 +6,7 @@ Stable-Baselines3.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
@@ -17,6 +18,7 @@ from ostinato.buffers.options import positive
 from ostinato.core.episodes.tracker import Episodes
 from ostinato.core.rows import map_leaves
 from ostinato.errors import KeyMissingError, OptionError, SchemaError, UsageError
+from ostinato.samplers import PrioritizedSampler
 from ostinato.storages import LazyTensorStorage
 from ostinato.units import NStep, SampleUnit
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
     from gymnasium.spaces import Space
     from stable_baselines3.common.buffers import ReplayBuffer as HostBuffer
+    from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.type_aliases import DictReplayBufferSamples, ReplayBufferSamples
     from stable_baselines3.common.vec_env import VecNormalize
     from torch import Tensor
@@ -36,13 +39,13 @@ if TYPE_CHECKING:
     Array: TypeAlias = np.ndarray[Any, Any]
 else:
     HostBuffer = require("stable_baselines3.common.buffers", "sb3").ReplayBuffer
+    BaseCallback = require("stable_baselines3.common.callbacks", "sb3").BaseCallback
     _aliases = require("stable_baselines3.common.type_aliases", "sb3")
     DictReplayBufferSamples, ReplayBufferSamples = _aliases.DictReplayBufferSamples, _aliases.ReplayBufferSamples
 
-__all__ = ["ReplayBuffer"]
+__all__ = ["NStepReplayBuffer", "PrioritizedReplayBuffer", "PriorityCallback", "ReplayBuffer", "td_errors"]
 
 
-@final
 class ReplayBuffer(HostBuffer):
     """The most recent transitions of `n_envs` environments, with each observation stored once.
 
@@ -297,6 +300,194 @@ class ReplayBuffer(HostBuffer):
         if len(self._rows):
             found[: self.size()] = self._rows["terminated"].numpy()
         return found
+
+
+@final
+class NStepReplayBuffer(ReplayBuffer):
+    """A `ReplayBuffer` with the defaults of the `NStepReplayBuffer` of Stable-Baselines3: three steps, `gamma` 0.99.
+
+    Args:
+        buffer_size: See `ReplayBuffer`, also for the other arguments.
+        observation_space: See there.
+        action_space: See there.
+        device: See there.
+        n_envs: See there.
+        optimize_memory_usage: See there.
+        handle_timeout_termination: See there.
+        n_steps: Maximum number of steps of a transition.
+        gamma: Discount factor of the algorithm.
+
+    Examples:
+        >>> from stable_baselines3 import DQN
+        >>> model = DQN("MlpPolicy", "CartPole-v1", replay_buffer_class=NStepReplayBuffer, buffer_size=1000, seed=0)
+        >>> model.replay_buffer.n_steps
+        3
+    """
+
+    def __init__(
+        self,
+        buffer_size: int,
+        observation_space: Space[Any],
+        action_space: Space[Any],
+        device: torch.device | str = "auto",
+        n_envs: int = 1,
+        optimize_memory_usage: bool = False,  # noqa: FBT001, FBT002
+        handle_timeout_termination: bool = True,  # noqa: FBT001, FBT002
+        n_steps: int = 3,
+        gamma: float = 0.99,
+    ) -> None:
+        super().__init__(
+            buffer_size, observation_space, action_space, device, n_envs, optimize_memory_usage,
+            handle_timeout_termination, n_steps=n_steps, gamma=gamma,
+        )  # fmt: skip
+
+
+@final
+class PrioritizedReplayBuffer(ReplayBuffer):
+    """A `ReplayBuffer` whose `sample` draws rows in proportion to their priorities (Schaul et al. 2016).
+
+    The algorithms of Stable-Baselines3 pass no TD errors to their buffers: `PriorityCallback` computes them. Their
+    losses do not use importance weights, see `docs/compat/sb3.md`; `sample_with_info` returns these.
+
+    Args:
+        buffer_size: See `ReplayBuffer`, also for the other arguments.
+        observation_space: See there.
+        action_space: See there.
+        device: See there.
+        n_envs: See there.
+        optimize_memory_usage: See there.
+        handle_timeout_termination: See there.
+        n_steps: Maximum number of steps of a transition; see there.
+        gamma: See there.
+        alpha: Exponent of priorities; 0 is uniform.
+        beta: Exponent of importance weights.
+        eps: Added to each priority.
+
+    Examples:
+        >>> from stable_baselines3 import DQN
+        >>> from ostinato.compat.sb3 import PrioritizedReplayBuffer, PriorityCallback
+        >>> options = {"n_steps": 3, "gamma": 0.99}
+        >>> model = DQN(
+        ...     "MlpPolicy", "CartPole-v1", replay_buffer_class=PrioritizedReplayBuffer, replay_buffer_kwargs=options,
+        ...     buffer_size=1000, seed=0,
+        ... )
+        >>> _ = model.learn(200, callback=PriorityCallback())
+    """
+
+    def __init__(
+        self,
+        buffer_size: int,
+        observation_space: Space[Any],
+        action_space: Space[Any],
+        device: torch.device | str = "auto",
+        n_envs: int = 1,
+        optimize_memory_usage: bool = False,  # noqa: FBT001, FBT002
+        handle_timeout_termination: bool = True,  # noqa: FBT001, FBT002
+        *,
+        n_steps: int = 1,
+        gamma: float | None = None,
+        alpha: float = 0.6,
+        beta: float = 0.4,
+        eps: float = 1e-6,
+    ) -> None:
+        rows = max(positive("buffer_size", buffer_size), positive("n_envs", n_envs))
+        super().__init__(
+            buffer_size, observation_space, action_space, device, n_envs, optimize_memory_usage,
+            handle_timeout_termination, n_steps=n_steps, gamma=gamma,
+            sampler=partial(PrioritizedSampler, rows, alpha=alpha, beta=beta, eps=eps),
+        )  # fmt: skip
+        self._drawn: list[tuple[Any, dict[str, Any]]] | None = None
+
+    def sample(self, batch_size: int, env: VecNormalize | None = None) -> Any:
+        """Sample transitions by priority; see `ReplayBuffer.sample`."""
+        samples, info = self.sample_with_info(batch_size, env)
+        if self._drawn is not None:
+            self._drawn.append((samples, info))
+        return samples
+
+    def take_samples(self) -> list[tuple[Any, dict[str, Any]]]:
+        """Return the samples since the last call with their infos, and keep those that follow; at first none."""
+        taken, self._drawn = self._drawn or [], []
+        return taken
+
+
+class PriorityCallback(BaseCallback):
+    """Updates the priorities of a `PrioritizedReplayBuffer` after each step in the environments.
+
+    The priorities of the rows trained on since the step before are their TD errors with the networks as they are now.
+    Costs one forward pass of networks and targets for each batch.
+
+    Raises:
+        UsageError: When training starts, if the algorithm has no `PrioritizedReplayBuffer`.
+    """
+
+    def _on_training_start(self) -> None:
+        self._buffer().take_samples()
+
+    def _on_step(self) -> bool:
+        for samples, info in self._buffer().take_samples():
+            self._buffer().update_priority(info, td_errors(self.model, samples))
+        return True
+
+    def _on_training_end(self) -> None:
+        self._on_step()
+
+    def _buffer(self) -> PrioritizedReplayBuffer:
+        algorithm: Any = self.model
+        found = algorithm.replay_buffer
+        if not isinstance(found, PrioritizedReplayBuffer):
+            msg = f"PriorityCallback needs replay_buffer_class=PrioritizedReplayBuffer, got {type(found).__name__}"
+            raise UsageError(msg)
+        return found
+
+
+def td_errors(model: Any, samples: Any) -> Tensor:
+    """Return the absolute TD errors of samples with the networks of DQN, QR-DQN, TD3, DDPG or SAC as they are now.
+
+    Args:
+        model: The algorithm.
+        samples: What `sample` returned.
+
+    Returns:
+        `[B]`: for critics the mean of their errors, for quantiles the error of their mean.
+
+    Raises:
+        UsageError: The algorithm is another one.
+    """
+    host = require("stable_baselines3", "sb3")
+    now, after, actions = samples.observations, samples.next_observations, samples.actions
+    with torch.no_grad():
+        if "quantile_net" in vars(model):
+            values, best = model.quantile_net(now).mean(1), model.quantile_net_target(after).mean(1)
+            values, best = _of_actions(values, best, actions)
+        elif isinstance(model, host.DQN):
+            values, best = _of_actions(model.q_net(now), model.q_net_target(after), actions)
+        elif isinstance(model, (host.TD3, host.SAC)):
+            values = torch.cat(model.critic(now, actions), 1)
+            best = _value_of_actor(model, after, entropy=isinstance(model, host.SAC))
+        else:
+            msg = f"td_errors() knows DQN, QR-DQN, TD3, DDPG and SAC, got {type(model).__name__}"
+            raise UsageError(msg)
+        discounts = model.gamma if samples.discounts is None else samples.discounts
+        errors: Tensor = (samples.rewards + (1 - samples.dones) * discounts * best - values).abs().mean(1)
+        return errors
+
+
+def _of_actions(values: Tensor, after: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the values of actions and the largest ones afterwards, `[B, 1]`, of those of all actions."""
+    return values.gather(1, actions.long()), after.max(1, keepdim=True).values
+
+
+def _value_of_actor(model: Any, after: Any, *, entropy: bool) -> Tensor:
+    """Return the target value of observations under the policy, `[B, 1]`."""
+    if entropy:
+        actions, log_prob = model.actor.action_log_prob(after)
+        scale = model.ent_coef_tensor if model.log_ent_coef is None else model.log_ent_coef.exp()
+        bonus = -scale * log_prob.unsqueeze(1)
+    else:
+        actions, bonus = model.actor_target(after), 0.0
+    value: Tensor = torch.cat(model.critic_target(after, actions), 1).min(1, keepdim=True).values + bonus
+    return value
 
 
 @final

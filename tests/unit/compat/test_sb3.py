@@ -17,13 +17,19 @@ from hypothesis import strategies as st
 pytest.importorskip("stable_baselines3")
 
 from gymnasium import Env, spaces
-from stable_baselines3 import DQN
+from stable_baselines3 import DQN, PPO, SAC, TD3
 from stable_baselines3.common import buffers as host
 from stable_baselines3.common.utils import set_random_seed
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from ostinato import PrioritizedSampler
-from ostinato.compat.sb3 import ReplayBuffer
+from ostinato.compat.sb3 import (
+    NStepReplayBuffer,
+    PrioritizedReplayBuffer,
+    PriorityCallback,
+    ReplayBuffer,
+    td_errors,
+)
 from ostinato.errors import (
     CapacityError,
     EmptyBufferError,
@@ -442,3 +448,24 @@ def test_an_import_without_stable_baselines3_names_the_extra(monkeypatch: pytest
     monkeypatch.delitem(sys.modules, "ostinato.compat.sb3")
     with pytest.raises(MissingExtraError, match=r"pip install 'ostinato\[sb3\]'"):
         importlib.import_module("ostinato.compat.sb3")
+
+
+@pytest.mark.parametrize(("algorithm", "env"), [(DQN, "CartPole-v1"), (SAC, "Pendulum-v1"), (TD3, "Pendulum-v1")])
+def test_priorities_become_td_errors(algorithm: Any, env: str) -> None:
+    options: dict[str, Any] = {
+        "policy_kwargs": {"net_arch": [8]}, "buffer_size": 100, "learning_starts": 20, "train_freq": 4, "seed": 0,
+    }  # fmt: skip
+    steps = {"replay_buffer_kwargs": {"n_steps": 2, "gamma": GAMMA}}
+    model = algorithm("MlpPolicy", env, replay_buffer_class=PrioritizedReplayBuffer, **steps, **options)
+    model.learn(60, callback=PriorityCallback())
+    samples, info = model.replay_buffer.sample_with_info(200)
+    assert len(info["priority_weight"].unique()) > 10
+    assert samples.discounts.min() == pytest.approx(GAMMA**2)
+    far = samples._replace(rewards=samples.rewards + 1e6)
+    assert td_errors(model, far) == pytest.approx(1e6, rel=1e-3)
+    plain = algorithm("MlpPolicy", env, replay_buffer_class=NStepReplayBuffer, **options)
+    with pytest.raises(UsageError, match="PrioritizedReplayBuffer"):
+        plain.learn(1, callback=PriorityCallback())
+    assert plain.replay_buffer.n_steps == 3
+    with pytest.raises(UsageError, match="PPO"):
+        td_errors(PPO("MlpPolicy", env, n_steps=2, batch_size=2), samples)
