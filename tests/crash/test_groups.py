@@ -51,8 +51,6 @@ def fill(path: Path) -> tuple[dict[int, str], str]:
                 buffer.compact()
             states |= {buffer._ledger.serial: json.dumps(buffer._ledger.to_json())}
         name = buffer._name
-    for upto in path.glob("segment-*.log"):
-        assert upto.stat().st_size
     return states, name
 
 
@@ -64,7 +62,7 @@ def test_damaged_segments_are_refused_or_cut(count: int, seed: int, quick_path: 
     states, name = fill(path)
     files = {file.name: file.read_bytes() for file in path.glob("*.log")}
     assert len(files) > 2
-    outcomes = {"refused": 0, "cut": 0}
+    outcomes, wrong = {"refused": 0, "cut": 0}, []
     for _ in range(count):
         victim = rng.choice(sorted(files))
         kind = rng.choice(["flip", "cut", "insert", "drop", "repeat", "zeros", "splice"])
@@ -75,7 +73,8 @@ def test_damaged_segments_are_refused_or_cut(count: int, seed: int, quick_path: 
         try:
             found = replay(path, name, "ready", repair=rng.random() < 0.5)
         except CheckpointError as error:
-            assert victim in str(error) or "missing" in str(error)
+            named = victim in str(error) or "missing" in str(error)
+            wrong += [] if named else [str(error)]
             outcomes["refused"] += 1
         else:
             assert [Path(cut.file).name for cut in found.cuts] == [victim], (kind, found.cuts)
@@ -83,4 +82,5 @@ def test_damaged_segments_are_refused_or_cut(count: int, seed: int, quick_path: 
             assert expected is None or json.dumps(found.ledger.to_json()) == expected
             outcomes["cut"] += 1
         (path / victim).write_bytes(files[victim])
+    assert not wrong
     assert min(outcomes.values()) > count // 10, outcomes

@@ -26,12 +26,13 @@ from ostinato.errors import (
     UsageError,
     WaitTimeoutError,
 )
-from ostinato.groups import Group
 from ostinato.groups.log import Log
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from ostinato.groups import Group
 
 TOKENS = {"tokens": [1, 2, 3]}
 
