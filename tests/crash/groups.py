@@ -46,7 +46,7 @@ def append(buffer: GroupBuffer, group: str, rng: random.Random) -> list[Any] | N
     return None
 
 
-def work(buffer: GroupBuffer, rng: random.Random, say: Callable[[Any], None]) -> None:
+def work(buffer: GroupBuffer, rng: random.Random, say: Callable[[Any], Any]) -> None:
     """Use a buffer until this process dies."""
     while True:
         unfinished = buffer.ids("waiting") + buffer.ids("running")
@@ -74,7 +74,7 @@ def work(buffer: GroupBuffer, rng: random.Random, say: Callable[[Any], None]) ->
             buffer.compact()
 
 
-def die_at(number: int, rng: random.Random, say: Callable[[Any], None]) -> None:
+def die_at(number: int, rng: random.Random, say: Callable[[Any], Any]) -> None:
     """Let this process die at its n-th call of the system that changes files; a write may be done by half."""
     left = [number]
 
@@ -213,8 +213,8 @@ class Trials:
     def finish(self) -> int:
         """Train what is left; return the number of groups, each of which has ended once."""
         with GroupBuffer.open(self.folder, **OPTIONS) as buffer:
-            for lease in buffer.leases():
-                buffer.release(lease)
+            for left in buffer.leases():
+                buffer.release(left)
             for name in buffer.ids("waiting") + buffer.ids("running"):
                 while append(buffer, name, self.rng):
                     pass

@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,8 +38,8 @@ def test_what_was_acknowledged_survives_kills_and_power_cuts(kills: int, seed: i
 
 def fill(path: Path) -> tuple[dict[int, str], str]:
     """Make a buffer of several segments; return its states by serial number, and the name of its log."""
-    states = {}
-    options = {**OPTIONS, "sync": "never", "clock": lambda: 1000.0}
+    states: dict[int, str] = {}
+    options: dict[str, Any] = {**OPTIONS, "sync": "never", "clock": lambda: 1000.0}
     with GroupBuffer(path, **options) as buffer:
         buffer.position(0)
         for number in range(12):
@@ -62,7 +63,7 @@ def test_damaged_segments_are_refused_or_cut(count: int, seed: int, quick_path: 
     states, name = fill(path)
     files = {file.name: file.read_bytes() for file in path.glob("*.log")}
     assert len(files) > 2
-    outcomes, wrong = {"refused": 0, "cut": 0}, []
+    outcomes, wrong = {"refused": 0, "cut": 0}, list[str]()
     for _ in range(count):
         victim = rng.choice(sorted(files))
         kind = rng.choice(["flip", "cut", "insert", "drop", "repeat", "zeros", "splice"])

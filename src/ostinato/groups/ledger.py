@@ -48,7 +48,7 @@ class Place(Protocol):
     def read(self) -> bytearray:
         """Return the body of the record."""
 
-    def count(self, nbytes: int) -> None:
+    def need(self, nbytes: int) -> None:
         """Add to the bytes that are needed in the file of the place; negative when they are not needed any more."""
 
 
@@ -354,7 +354,7 @@ class Ledger:
                 msg = f"group {name} is admitted twice"
                 raise ValueError(msg)
             group = GroupEntry(name, self.admitted, size, digest, index, share, event["time"], place)
-            place.count(share)
+            place.need(share)
             self.groups[name] = self.open[name] = group
             self.counts[WAITING] += 1
             self.admitted += 1
@@ -368,7 +368,7 @@ class Ledger:
             response = group.responses[event["response"]] = ResponseEntry(_INTERNED.setdefault(columns, columns))
         response.parts.append(Part(place, event["digest"], event["tokens"], event["version"]))
         response.done = event["done"]
-        place.count(place.nbytes)
+        place.need(place.nbytes)
         self.tokens += event["tokens"]
         if group.complete() >= group.size:
             group.ready = serial
@@ -403,10 +403,10 @@ class Ledger:
         detail = group.reason if group.state == DROPPED else group.step
         self.finished[group.id] = group.state, group.digest, detail
         if group.place is not None:
-            group.place.count(-group.share)
+            group.place.need(-group.share)
         for part in (part for response in group.responses.values() for part in response.parts):
             if part.place is not None:
-                part.place.count(-part.place.nbytes)
+                part.place.need(-part.place.nbytes)
 
     def _lease(self, _: int, event: dict[str, Any], __: Place) -> None:
         name, members = event["lease"], tuple(event["groups"])
@@ -537,13 +537,13 @@ class Ledger:
             if group is not None:
                 parts = group.responses[event["response"]].parts
                 parts[event["part"]] = parts[event["part"]]._replace(place=place)
-                place.count(place.nbytes)
+                place.need(place.nbytes)
             return
         for _, name, _, _ in event["groups"]:
             group = self.groups.get(name)
             if group is not None:
                 group.place = place
-                place.count(group.share)
+                place.need(group.share)
 
     def places(self) -> dict[Place, None]:
         """Return where the values of all groups are, each place once."""

@@ -110,7 +110,7 @@ class FilePlace(NamedTuple):
         """Return the body of the record; raises what `Segment.read` raises."""
         return self.segment.read(self.offset, self.nbytes)
 
-    def count(self, nbytes: int) -> None:
+    def need(self, nbytes: int) -> None:
         """Add to the bytes that groups need in the segment."""
         self.segment.needed_bytes += nbytes
 
@@ -129,7 +129,7 @@ class MemoryPlace(NamedTuple):
         """Return a copy of the record."""
         return bytearray(self.body)
 
-    def count(self, nbytes: int) -> None:
+    def need(self, nbytes: int) -> None:
         """Do nothing: what no group needs is freed with its last reference."""
 
 

@@ -53,8 +53,8 @@ def _plain(value: Any) -> Any:
 
 
 def _group(values: list[Any]) -> Group:
-    *fields, responses = values
-    return Group(*fields, tuple(Response(*each) for each in responses))
+    name, prompt, size, state, responses = values
+    return Group(name, prompt, size, state, tuple(Response(*each) for each in responses))
 
 
 @final

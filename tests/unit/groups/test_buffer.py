@@ -101,11 +101,15 @@ def test_options_are_checked(options: dict[str, Any]) -> None:
 
 
 def test_values_come_back_as_they_were_given(tmp_path: Path) -> None:
-    prompt = {"text": "ü", "image": torch.arange(6, dtype=torch.uint8).view(2, 3), "more": [1, None, float("inf")]}
-    response = {
+    prompt: dict[str, Any] = {
+        "text": "ü",
+        "image": torch.arange(6, dtype=torch.uint8).view(2, 3),
+        "more": [1, None, float("inf")],
+    }
+    response: dict[str, Any] = {
         "tokens": torch.arange(3),
         "mask": [True, False, True],
-        "logprobs": np.float32([0.5, 1, 2]),
+        "logprobs": np.array([0.5, 1, 2], np.float32),
         "reward": {"right": 1.0, "short": [0.0, 1.0, 2.0]},
         "version": [4, 5, 6],
         "routing": torch.ones(3, 2, 2, dtype=torch.bfloat16),
@@ -113,7 +117,8 @@ def test_values_come_back_as_they_were_given(tmp_path: Path) -> None:
         "empty": torch.empty(0, 5),
     }
     with GroupBuffer(tmp_path / "g", size=1) as buffer:
-        buffer.append(*buffer.admit([prompt]), response, id="r")
+        (name,) = buffer.admit([prompt])
+        buffer.append(name, response, id="r")
     with GroupBuffer.open(tmp_path / "g") as buffer:
         group = buffer.lease().groups[0]
     assert group.prompt["text"] == "ü"

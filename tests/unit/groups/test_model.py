@@ -36,7 +36,7 @@ class Machine(RuleBasedStateMachine):
         self.place = tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None)
         self.clock, self.turn = 1000.0, 0
         self.order, self.fail = order, fail
-        self.options = {
+        self.options: dict[str, Any] = {
             "size": SIZE, "ahead": 6, "timeout_s": TIMEOUT_S, "minimum": 1, "fail": fail, "order": order,
             "lease_s": LEASE_S, "sync": "never", "segment_bytes": 3000, "keep_positions": KEEP,
             "clock": lambda: self.clock,
@@ -209,7 +209,7 @@ class Machine(RuleBasedStateMachine):
         how = f"ack {step}" if ack else "released"
 
         def call() -> bool:
-            return self.buffer.ack(name, step=step) if ack else self.buffer.release(name)
+            return bool(self.buffer.ack(name, step=step) if ack else self.buffer.release(name))
 
         if self.leases[name]["how"] == "active":
             assert call()
@@ -257,7 +257,7 @@ class Machine(RuleBasedStateMachine):
                 group["gone"] = True
 
     def is_before(self, group: dict[str, Any], position: tuple[Any, int, int]) -> bool:
-        return group["ended"] <= position[1] and (group["state"] == "dropped" or group["detail"] <= position[2])
+        return bool(group["ended"] <= position[1] and (group["state"] == "dropped" or group["detail"] <= position[2]))
 
     @precondition(lambda self: self.durable)
     @rule(compact=st.booleans())
