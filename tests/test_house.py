@@ -16,7 +16,7 @@ FLOORS = (
     ("errors", "_optional", "_backend", "_native"),
     ("core",),
     ("durable", "protocols"),
-    ("storages", "samplers", "writers", "units", "transforms"),
+    ("storages", "samplers", "writers", "units", "transforms", "groups"),
     ("trajectories",),
     ("datasets",),
     ("buffers",),

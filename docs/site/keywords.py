@@ -18,6 +18,7 @@ KEYWORDS: dict[str, list[str]] = {
     "failures.md": ["crash", "error", "exception"],
     "flow.md": ["rate limiter", "reverb", "samples per insert"],
     "migrating.md": ["migration", "replace"],
+    "groups.md": ["agent", "grpo", "llm", "rlhf", "verl"],
     "mixing.md": ["demonstrations", "offline", "rlpd"],
     "recipes/cleanrl.md": ["cleanrl", "dqn"],
     "recipes/isaac.md": ["amp", "gpu", "isaac gym", "isaac lab", "isaacgymenvs"],

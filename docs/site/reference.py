@@ -158,6 +158,13 @@ GROUPS = (
         guide="datasets.md",
     ),
     Group(
+        "Groups",
+        "Groups of responses to one prompt, each trained exactly once.",
+        "GroupBuffer",
+        modules="ostinato.groups",
+        guide="groups.md",
+    ),
+    Group(
         "Checkpoints",
         "The layout in which a storage saves its rows, hooks of saving and loading, and how long calls show progress.",
         "TensorStorageCheckpointer FlatStorageCheckpointer NestedStorageCheckpointer H5StorageCheckpointer "

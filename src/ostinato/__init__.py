@@ -44,6 +44,7 @@ if TYPE_CHECKING:  # for editors and type checkers; `_MODULES` says the same at 
     from ostinato.durable.codecs import Codec, ZlibCodec, ZstdCodec
     from ostinato.durable.progress import ProgressOption
     from ostinato.durable.ted import Flat2TED, H5Combine, H5Split, Nested2TED, TED2Flat, TED2Nested
+    from ostinato.groups import GroupBuffer
     from ostinato.samplers import (
         ConsumingSampler,
         HeapSampler,
@@ -131,6 +132,7 @@ __all__ = [  # noqa: RUF022 (plain order: ruff would put the constant first)
     "Flat2TED",
     "FlatStorageCheckpointer",
     "FrameStack",
+    "GroupBuffer",
     "H5Combine",
     "H5Split",
     "H5StorageCheckpointer",
@@ -252,6 +254,7 @@ _MODULES = {
     "durable.codecs": ("Codec", "ZlibCodec", "ZstdCodec"),
     "durable.progress": ("ProgressOption",),
     "durable.ted": ("Flat2TED", "H5Combine", "H5Split", "Nested2TED", "TED2Flat", "TED2Nested"),
+    "groups": ("GroupBuffer",),
     "samplers": (
         "ConsumingSampler",
         "HeapSampler",

@@ -1,0 +1,244 @@
+"""A process whose forks work with a buffer of groups and die at a system call; says as JSON what was found afterwards.
+
+`python -m tests.crash.groups FOLDER KILLS SEED`
+
+A fork reports each call that has returned, and each file that is on the disk. The parent may then take away bytes that
+are not, as a power cut does, opens the buffer and compares it with the reports.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ostinato import GroupBuffer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+OPTIONS: dict[str, Any] = {"size": 2, "segment_bytes": 4000, "keep_positions": 50, "sync": "always"}
+CALLS = ("write", "fsync", "ftruncate", "replace", "unlink", "open", "rename")
+
+
+def values(group: str, response: str, part: int) -> dict[str, Any]:
+    """Return what is appended as a part, and nowhere else."""
+    rng = random.Random(f"{group} {response} {part}")
+    tokens = [rng.randrange(1000) for _ in range(rng.randrange(40))]
+    return {"tokens": tokens, "reward": rng.random(), "routing": torch.full((len(tokens), 3), rng.randrange(99))}
+
+
+def append(buffer: GroupBuffer, group: str, rng: random.Random) -> list[Any] | None:
+    """Append the next part of a response; return what was appended."""
+    found = {response.id: response for response in buffer.group(group).responses}
+    for name in ("a", "b"):
+        response = found.get(name)
+        if response is None or not response.done:
+            part, done = (0, rng.random() < 0.5) if response is None else (1, True)
+            buffer.append(group, values(group, name, part), id=name, part=part, done=done)
+            return ["append", group, name, part]
+    return None
+
+
+def work(buffer: GroupBuffer, rng: random.Random, say: Callable[[Any], Any]) -> None:
+    """Use a buffer until this process dies."""
+    while True:
+        unfinished = buffer.ids("waiting") + buffer.ids("running")
+        chance, step = rng.random(), buffer.stats().step + 1
+        if len(unfinished) < 3 or chance < 0.1:
+            start = buffer.cursor
+            say(["admit", buffer.admit([f"prompt {start + k}" for k in range(2)])])
+        elif chance < 0.75:
+            say(append(buffer, rng.choice(unfinished), rng))
+        elif chance < 0.8:
+            group = rng.choice(unfinished)
+            buffer.drop(group, "chance")
+            say(["drop", group])
+        elif chance < 0.92 and buffer.ids("ready"):
+            lease = buffer.lease(1)
+            say(["lease", lease.groups[0].id])
+            if rng.random() < 0.8:
+                buffer.ack(lease, step=step)
+                say(["ack", lease.groups[0].id, step])
+            else:
+                buffer.release(lease)
+        elif chance < 0.97:
+            say(["token", buffer.position(step - 1)])
+        else:
+            buffer.compact()
+
+
+def die_at(number: int, rng: random.Random, say: Callable[[Any], Any]) -> None:
+    """Let this process die at its n-th call of the system that changes files; a write may be done by half."""
+    left = [number]
+
+    def counted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any, **options: Any) -> Any:
+            left[0] -= 1
+            if left[0] <= 0:
+                if name == "write":
+                    data = bytes(arguments[1])
+                    call(arguments[0], data[: rng.randrange(len(data) + 1)])
+                os.kill(os.getpid(), signal.SIGKILL)
+            size = os.fstat(arguments[0]).st_size if name == "fsync" else 0
+            result = call(*arguments, **options)
+            if name == "fsync":
+                say(["synced", Path(f"/proc/self/fd/{arguments[0]}").readlink().name, size])
+            return result
+
+        return run
+
+    for name in CALLS:
+        setattr(os, name, counted(name, getattr(os, name)))
+
+
+class Trials:
+    """What was acknowledged, and what is wrong."""
+
+    def __init__(self, folder: Path, rng: random.Random) -> None:
+        self.folder, self.rng = folder, rng
+        self.appended: set[tuple[str, str, int]] = set()
+        self.trained: dict[str, int] = {}
+        self.dropped: set[str] = set()
+        self.tokens: list[tuple[dict[str, Any], dict[str, int]]] = []
+        self.wrong: list[str] = []
+        self.cuts = self.returns = 0
+
+    def life(self, kill: int) -> None:
+        """Work in a fork until the kill, take in what it reported, and compare."""
+        pipe, end = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                write = os.write
+                die_at(kill, self.rng, lambda what: write(end, json.dumps(what).encode() + b"\n"))
+                with GroupBuffer(self.folder, **OPTIONS) as buffer:
+                    work(buffer, self.rng, lambda what: write(end, json.dumps(what).encode() + b"\n"))
+            except BaseException as error:
+                write(end, json.dumps(["failed", repr(error)]).encode() + b"\n")
+            finally:
+                os._exit(1)
+        os.close(end)
+        with os.fdopen(pipe) as stream:
+            reports = [json.loads(line) for line in stream]
+        os.waitpid(child, 0)
+        synced = {name: size for what, name, *size in (each for each in reports if each[0] == "synced")}
+        for report in reports:
+            getattr(self, f"hear_{report[0]}", lambda *_: None)(*report[1:])
+        if self.rng.random() < 0.5:
+            self.cut_power({name: size[0] for name, size in synced.items()})
+        self.compare()
+
+    def hear_failed(self, error: str) -> None:
+        self.wrong.append(error)
+
+    def hear_append(self, *what: Any) -> None:
+        self.appended.add(what)
+
+    def hear_lease(self, group: str) -> None:
+        if group in self.trained or group in self.dropped:
+            self.wrong.append(f"{group} is leased again")
+
+    def hear_ack(self, group: str, step: int) -> None:
+        self.trained[group] = step
+
+    def hear_drop(self, group: str) -> None:
+        self.dropped.add(group)
+
+    def hear_token(self, token: dict[str, Any]) -> None:
+        self.tokens = [*self.tokens, (token, dict(self.trained))][-2:]
+
+    def cut_power(self, synced: dict[str, int]) -> None:
+        """Take away bytes that no `fsync` has put on the disk: the end of a file, or a piece of it."""
+        for path in self.folder.glob("segment-*.log"):
+            size, kept = path.stat().st_size, synced.get(path.name)
+            if kept is None or kept >= size:
+                continue
+            with path.open("r+b") as stream:
+                start = self.rng.randrange(kept, size + 1)
+                if self.rng.random() < 0.5:
+                    stream.truncate(start)
+                else:
+                    stream.seek(start)
+                    stream.write(bytes(self.rng.randrange(size - start + 1)))
+            self.cuts += 1
+
+    def compare(self) -> None:
+        """Open the buffer, sometimes at a token, and look for what was acknowledged."""
+        at, trained = None, self.trained
+        if self.tokens and self.rng.random() < 0.2:
+            at, trained = self.rng.choice(self.tokens)
+            self.tokens = [each for each in self.tokens if each[0]["serial"] <= at["serial"]]
+            self.returns += 1
+        GroupBuffer(self.folder, **OPTIONS).close()
+        with GroupBuffer.open(self.folder, at=at, **OPTIONS) as buffer:
+            for group, step in trained.items():
+                self.expect(buffer.state(group) == ("trained", step), f"{group} was trained in step {step}")
+            for group in self.trained.keys() - trained.keys():
+                self.expect(buffer.state(group)[0] == "ready", f"{group} is to be trained again")
+            for group in self.dropped:
+                self.expect(buffer.state(group) == ("dropped", "chance"), f"{group} was dropped")
+            self.trained = dict(trained)
+            for number in range(buffer.cursor):
+                self.check_values(buffer, str(number))
+
+    def check_values(self, buffer: GroupBuffer, name: str) -> None:
+        state, detail = buffer.state(name)
+        if state == "trained":
+            self.trained.setdefault(name, detail)  # the kill fell between the change and its report
+        if state == "dropped":
+            self.dropped.add(name)
+        if state in {"trained", "dropped"}:
+            return
+        group = buffer.group(name)
+        self.expect(group.prompt == f"prompt {name}", f"{name} has the prompt {group.prompt}")
+        found = {response.id: response.fields for response in group.responses}
+        for _, response, part in (each for each in self.appended if each[0] == name):
+            self.expect(response in found, f"{name} lost {response}")
+            parts = [values(name, response, number) for number in range(part + 1)]
+            tokens = [token for each in parts for token in each["tokens"]]
+            self.expect(found.get(response, {"tokens": torch.empty(0)})["tokens"].tolist()[: len(tokens)] == tokens,
+                        f"{name} {response} has other tokens")  # fmt: skip
+
+    def expect(self, good: bool, what: str) -> None:
+        if not good:
+            self.wrong.append(what)
+
+    def finish(self) -> int:
+        """Train what is left; return the number of groups, each of which has ended once."""
+        with GroupBuffer.open(self.folder, **OPTIONS) as buffer:
+            for left in buffer.leases():
+                buffer.release(left)
+            for name in buffer.ids("waiting") + buffer.ids("running"):
+                while append(buffer, name, self.rng):
+                    pass
+            while buffer.ids("ready"):
+                lease = buffer.lease(1)
+                self.hear_lease(lease.groups[0].id)
+                buffer.ack(lease, step=10**6)
+            counts = buffer.stats().counts
+            self.expect(counts["trained"] + counts["dropped"] == buffer.cursor, f"{counts} of {buffer.cursor}")
+            return int(buffer.cursor)
+
+
+def main(folder: str, kills: int, seed: int) -> dict[str, Any]:
+    """Kill as often as told, and return what was found."""
+    torch.set_num_threads(1)
+    rng = random.Random(seed)
+    trials = Trials(Path(folder), rng)
+    for _ in range(kills):
+        trials.life(rng.randrange(1, 150))
+        rng.seed(rng.random())
+    groups = trials.finish()
+    return {"groups": groups, "cuts": trials.cuts, "returns": trials.returns, "wrong": trials.wrong[:20]}
+
+
+if __name__ == "__main__":
+    _, folder, kills, seed = sys.argv
+    sys.stdout.write(json.dumps(main(folder, int(kills), int(seed))))

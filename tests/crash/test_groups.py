@@ -1,0 +1,87 @@
+"""Buffers of groups: processes killed at every change of a file, power cuts, and damaged segments."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ostinato import GroupBuffer
+from ostinato.errors import CheckpointError
+from ostinato.groups.recovery import replay
+from tests.crash.groups import OPTIONS, values
+from tests.crash.mutations import _changed
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize(
+    ("kills", "seed"), [(30, 1), pytest.param(1000, 2, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
+)
+def test_what_was_acknowledged_survives_kills_and_power_cuts(kills: int, seed: int, quick_path: Path) -> None:
+    command = [sys.executable, "-W", "ignore", "-m", "tests.crash.groups", quick_path / str(kills), kills, seed]
+    done = subprocess.run(list(map(str, command)), cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    assert not found["wrong"], found["wrong"]
+    assert found["groups"] > kills
+    assert found["cuts"]
+    assert found["returns"]
+
+
+def fill(path: Path) -> tuple[dict[int, str], str]:
+    """Make a buffer of several segments; return its states by serial number, and the name of its log."""
+    states: dict[int, str] = {}
+    options: dict[str, Any] = {**OPTIONS, "sync": "never", "clock": lambda: 1000.0}
+    with GroupBuffer(path, **options) as buffer:
+        buffer.position(0)
+        for number in range(12):
+            buffer.admit([f"prompt {number}"])
+            for response in ("a", "b"):
+                buffer.append(str(number), values(str(number), response, 0), id=response)
+            if number % 4 == 3:
+                buffer.ack(buffer.lease(2, id=str(number)), step=number)
+            if number == 5:
+                buffer.compact()
+            states |= {buffer._ledger.serial: json.dumps(buffer._ledger.to_json())}
+        name = buffer._name
+    return states, name
+
+
+@pytest.mark.parametrize(
+    ("count", "seed"), [(300, 1), pytest.param(100_000, 2, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])]
+)
+def test_damaged_segments_are_refused_or_cut(count: int, seed: int, quick_path: Path) -> None:
+    path, rng = quick_path / f"damaged{count}", random.Random(seed)
+    states, name = fill(path)
+    files = {file.name: file.read_bytes() for file in path.glob("*.log")}
+    assert len(files) > 2
+    outcomes, wrong = {"refused": 0, "cut": 0}, list[str]()
+    for _ in range(count):
+        victim = rng.choice(sorted(files))
+        kind = rng.choice(["flip", "cut", "insert", "drop", "repeat", "zeros", "splice"])
+        data = _changed(kind, files[victim], files[rng.choice(sorted(files))], rng)
+        if data == files[victim]:
+            continue
+        (path / victim).write_bytes(data)
+        try:
+            found = replay(path, name, "ready", repair=rng.random() < 0.5)
+        except CheckpointError as error:
+            named = victim in str(error) or "missing" in str(error)
+            wrong += [] if named else [str(error)]
+            outcomes["refused"] += 1
+        else:
+            assert [Path(cut.file).name for cut in found.cuts] == [victim], (kind, found.cuts)
+            expected = states.get(found.ledger.serial)
+            assert expected is None or json.dumps(found.ledger.to_json()) == expected
+            outcomes["cut"] += 1
+        (path / victim).write_bytes(files[victim])
+    assert not wrong
+    assert min(outcomes.values()) > count // 10, outcomes

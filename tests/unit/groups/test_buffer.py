@@ -1,0 +1,333 @@
+"""Buffers of groups: wrong calls, waits, consumers in threads, the log and its compaction."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+
+from ostinato import GroupBuffer
+from ostinato.errors import (
+    CheckpointError,
+    CheckpointNotFoundError,
+    DamagedFileError,
+    KindError,
+    OptionError,
+    SchemaError,
+    StorageMemoryError,
+    UsageError,
+    WaitTimeoutError,
+)
+from ostinato.groups.log import Log
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from ostinato.groups import Group
+
+TOKENS = {"tokens": [1, 2, 3]}
+
+
+def filled(path: Path | None = None, groups: int = 2, **options: Any) -> GroupBuffer:
+    """A buffer of groups of one response, all of them ready."""
+    buffer = GroupBuffer(path, **{"size": 1, "sync": "never", **options})
+    for name in buffer.admit([f"prompt {number}" for number in range(groups)]):
+        buffer.append(name, {**TOKENS, "version": 3}, id="r")
+    return buffer
+
+
+WRONG: list[tuple[type[Exception], str, Callable[[GroupBuffer], Any]]] = [
+    (OptionError, "no group 'x'", lambda b: b.append("x", TOKENS, id="r")),
+    (OptionError, "must be text", lambda b: b.append("2", TOKENS, id="")),
+    (SchemaError, "needs the field 'tokens'", lambda b: b.append("2", {"reward": 1.0}, id="r")),
+    (SchemaError, r"'mask' must have shape \[3\]", lambda b: b.append("2", {**TOKENS, "mask": [1, 0]}, id="r")),
+    (SchemaError, r"'reward' must have", lambda b: b.append("2", {**TOKENS, "reward": np.ones(2)}, id="r")),
+    (SchemaError, "'reward style'", lambda b: b.append("2", {**TOKENS, "reward": {"style": [1.0]}}, id="r")),
+    (SchemaError, r"shape \[tokens\]", lambda b: b.append("2", {"tokens": torch.ones(2, 2).int()}, id="r")),
+    (KindError, "integers", lambda b: b.append("2", {"tokens": [0.5]}, id="r")),
+    (KindError, "holds numbers", lambda b: b.append("2", {"tokens": ["a"]}, id="r")),
+    (KindError, "'version'", lambda b: b.append("2", {**TOKENS, "version": "new"}, id="r")),
+    (KindError, "dict", lambda b: b.append("2", [1, 2], id="r")),  # type: ignore[arg-type]
+    (CheckpointError, r"response\['more'\] is a", lambda b: b.append("2", {**TOKENS, "more": object()}, id="r")),
+    (SchemaError, "has the tensors", lambda b: b.append("2", {**TOKENS, "mask": [1, 1, 1]}, id="begun", part=1)),
+    (OptionError, "part 1 is next", lambda b: b.append("2", TOKENS, id="begun", part=2)),
+    (OptionError, "other values", lambda b: b.append("2", TOKENS, id="begun")),
+    (UsageError, "is ready", lambda b: b.append("0", TOKENS, id="s")),
+    (UsageError, "which is its size", lambda b: b.append("2", TOKENS, id="s")),
+    (OptionError, "another prompt", lambda b: b.admit(["other"], ids=["0"])),
+    (OptionError, "occurs twice", lambda b: b.admit(["a", "a"], ids=["x", "x"])),
+    (OptionError, "2 ids for 1", lambda b: b.admit(["a"], ids=["x", "y"])),
+    (OptionError, "cursor", lambda b: b.admit(["a"], cursor=object())),
+    (OptionError, "more than the 4", lambda b: b.admit(["a"] * 5)),
+    (WaitTimeoutError, "no room", lambda b: b.admit(["a"] * 2, timeout_s=0)),
+    (OptionError, "no lease", lambda b: b.ack("x", step=1)),
+    (OptionError, "at least 0", lambda b: b.ack("x", step=-1)),
+    (WaitTimeoutError, "fewer than 3", lambda b: b.lease(3, timeout_s=0)),
+    (OptionError, "has 3 tokens", lambda b: b.lease(max_tokens=2)),
+    (OptionError, "no group", lambda b: b.drop("x", "reason")),
+    (OptionError, "must be one of", lambda b: b.ids("new")),
+]
+
+
+@pytest.mark.parametrize(("error", "message", "call"), WRONG, ids=[message for _, message, _ in WRONG])
+def test_a_wrong_call_raises_and_changes_nothing(
+    error: type[Exception], message: str, call: Callable[[GroupBuffer], Any]
+) -> None:
+    buffer = filled(ahead=4)
+    buffer.admit(["prompt 2"])
+    buffer.append("2", TOKENS, id="begun", done=False)
+    before = json.dumps(buffer._ledger.to_json())
+    with pytest.raises(error, match=message):
+        call(buffer)
+    assert json.dumps(buffer._ledger.to_json()) == before
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"size": 0}, {"ahead": 0}, {"minimum": 1}, {"fail": True}, {"timeout_s": -1.0}, {"order": "new"}, {"sync": "no"}],
+)
+def test_options_are_checked(options: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match=next(iter(options))):
+        GroupBuffer(**options)
+
+
+def test_values_come_back_as_they_were_given(tmp_path: Path) -> None:
+    prompt: dict[str, Any] = {
+        "text": "ü",
+        "image": torch.arange(6, dtype=torch.uint8).view(2, 3),
+        "more": [1, None, float("inf")],
+    }
+    response: dict[str, Any] = {
+        "tokens": torch.arange(3),
+        "mask": [True, False, True],
+        "logprobs": np.array([0.5, 1, 2], np.float32),
+        "reward": {"right": 1.0, "short": [0.0, 1.0, 2.0]},
+        "version": [4, 5, 6],
+        "routing": torch.ones(3, 2, 2, dtype=torch.bfloat16),
+        "metadata": {"tool": "calculator"},
+        "empty": torch.empty(0, 5),
+    }
+    with GroupBuffer(tmp_path / "g", size=1) as buffer:
+        (name,) = buffer.admit([prompt])
+        buffer.append(name, response, id="r")
+    with GroupBuffer.open(tmp_path / "g") as buffer:
+        group = buffer.lease().groups[0]
+    assert group.prompt["text"] == "ü"
+    assert torch.equal(group.prompt["image"], prompt["image"])
+    assert group.prompt["more"] == prompt["more"]
+    fields = group.responses[0].fields
+    assert fields.keys() == response.keys()
+    for name in ("tokens", "routing", "empty"):
+        assert torch.equal(fields[name], response[name])
+        assert fields[name].dtype == response[name].dtype
+    assert fields["logprobs"].tolist() == [0.5, 1, 2]
+    assert fields["reward"]["short"].tolist() == [0, 1, 2]
+    assert (fields["version"].tolist(), fields["metadata"]) == ([4, 5, 6], {"tool": "calculator"})
+
+
+def test_parts_are_joined() -> None:
+    buffer = GroupBuffer(size=1)
+    (name,) = buffer.admit(["p"])
+    buffer.append(name, {"tokens": [1], "version": 1, "reward": 0.0}, id="r", done=False)
+    assert not buffer.group(name).responses[0].done
+    buffer.append(name, {"tokens": [2, 3], "version": 2, "reward": 1.0}, id="r", part=1)
+    fields = buffer.lease().groups[0].responses[0].fields
+    assert (fields["tokens"].tolist(), fields["version"].tolist(), fields["reward"]) == ([1, 2, 3], [1, 2, 2], 1.0)
+    buffer.ack(*buffer.leases(), step=3)
+    assert buffer.stats().staleness == {2: 1}
+
+
+def test_a_call_that_waits_goes_on_when_it_can() -> None:
+    buffer = filled(groups=1, ahead=1)
+    admitted = threading.Thread(target=buffer.admit, args=(["next"],))
+    admitted.start()
+    lease = buffer.lease()
+    buffer.ack(lease, step=1)
+    admitted.join(10)
+    assert buffer.ids("waiting") == ["1"]
+    threading.Timer(0.05, buffer.append, ("1", TOKENS), {"id": "r"}).start()
+    assert buffer.lease(timeout_s=10).groups[0].id == "1"
+
+
+def test_what_a_dead_consumer_had_leased_comes_back() -> None:
+    buffer = filled(lease_s=0.05)
+    first = buffer.lease(2, consumer="dead")
+    assert buffer.leases("dead") == {first.id: ("0", "1")}
+    again = buffer.lease(2, timeout_s=10)
+    assert [group.id for group in again.groups] == ["0", "1"]
+    with pytest.raises(UsageError, match="expired"):
+        buffer.ack(first, step=1)
+
+
+def is_whole(group: Group) -> bool:
+    tokens = [set(response.fields["tokens"].tolist()) for response in group.responses]
+    return len(tokens) == group.size and all(each <= {group.prompt} for each in tokens)
+
+
+@pytest.mark.parametrize("sync", ["always", "interval"])
+def test_threads_train_each_group_once(sync: Any, tmp_path: Path) -> None:
+    """Four workers and three trainers, while the log is compacted."""
+    buffer = GroupBuffer(tmp_path / "g", size=2, ahead=10, sync=sync, segment_bytes=3000, interval_s=0.01)
+    total, trained, failed = 60, list[str](), list[Any]()
+
+    def produce(worker: int) -> None:
+        for number in range(worker, total, 4):
+            (name,) = buffer.admit([number], ids=[f"g{number}"])
+            for response in ("a", "b"):
+                buffer.append(name, {"tokens": torch.full((number,), number)}, id=response)
+
+    def train() -> None:
+        while len(trained) < total:
+            with contextlib.suppress(WaitTimeoutError):
+                lease = buffer.lease(2, least=1, timeout_s=0.5)
+                if not all(map(is_whole, lease.groups)):
+                    failed.append(lease)
+                buffer.ack(lease, step=len(trained))
+                trained.extend(group.id for group in lease.groups)
+
+    threads = [threading.Thread(target=produce, args=(worker,)) for worker in range(4)]
+    threads += [threading.Thread(target=train) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for _ in range(3):
+        time.sleep(0.05)
+        buffer.compact()
+    for thread in threads:
+        thread.join(60)
+    assert not failed
+    assert sorted(trained) == sorted(f"g{number}" for number in range(total))
+    buffer.close()
+    with GroupBuffer.open(tmp_path / "g") as buffer:
+        assert buffer.stats().counts["trained"] == total
+
+
+def test_a_torn_record_is_cut_off(tmp_path: Path) -> None:
+    filled(tmp_path / "g").close()
+    path = tmp_path / "g" / "segment-000000000001.log"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-5])
+    with GroupBuffer.open(tmp_path / "g") as buffer:
+        (cut,) = buffer.cuts
+        assert (cut.file, cut.offset) == (str(path), path.stat().st_size)
+        assert buffer.ids("ready") == ["0"]
+        buffer.append("1", {**TOKENS, "version": 3}, id="r")  # the worker repeats what was not acknowledged
+    assert path.read_bytes() == whole
+
+
+def test_damage_before_the_end_is_cut_off_only_if_asked(tmp_path: Path) -> None:
+    filled(tmp_path / "g", groups=9, segment_bytes=1000).close()
+    first, *later = sorted((tmp_path / "g").glob("segment-*"))
+    data = bytearray(first.read_bytes())
+    data[-1] ^= 1
+    first.write_bytes(data)
+    with pytest.raises(DamagedFileError, match=f"{first.name}.*repair=True"):
+        GroupBuffer.open(tmp_path / "g")
+    with GroupBuffer.open(tmp_path / "g", repair=True) as buffer:
+        assert [cut.file for cut in buffer.cuts] == [str(first)]
+        assert 0 < len(buffer.ids("ready")) < 9
+    assert sorted(tmp_path.glob("g/*.lost")) == [path.with_name(f"{path.name}.lost") for path in later]
+
+
+def test_a_damaged_value_names_its_group(tmp_path: Path) -> None:
+    buffer = filled(tmp_path / "g")
+    path = tmp_path / "g" / "segment-000000000001.log"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(DamagedFileError, match="group '1' cannot be read"):
+        buffer.lease(2)
+    assert not buffer.leases()
+    buffer.drop("1", "damaged")
+    assert buffer.lease(1).groups[0].id == "0"
+    buffer.close()
+
+
+def test_tokens_of_others_and_wrong_folders_are_errors(tmp_path: Path) -> None:
+    with filled(tmp_path / "g") as buffer, filled(tmp_path / "h") as other:
+        token, foreign = buffer.position(0), other.position(0)
+        with pytest.raises(CheckpointError, match="is open"):
+            GroupBuffer(tmp_path / "g")
+    for wrong, message in ((foreign, "of the log"), ({**token, "step": 7}, "step 7"), ({}, "what position")):
+        with pytest.raises(CheckpointError, match=message):
+            GroupBuffer.open(tmp_path / "g", at=wrong)
+    with pytest.raises(CheckpointError, match="closed"):
+        buffer.position(1)
+    with pytest.raises(CheckpointNotFoundError, match="no buffer"):
+        GroupBuffer.open(tmp_path / "none")
+
+
+def test_a_full_disk_keeps_what_was_acknowledged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.write
+
+    def full(fd: int, data: bytes) -> int:
+        write(fd, bytes(data)[:10])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with filled(tmp_path / "g") as buffer:
+        buffer.admit(["third"])
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", full)
+            with pytest.raises(StorageMemoryError, match="free disk space"):
+                buffer.append("2", TOKENS, id="r")
+        assert buffer.ids("waiting") == ["2"]
+        assert buffer.append("2", TOKENS, id="r")
+    with GroupBuffer.open(tmp_path / "g") as buffer:
+        assert (buffer.ids("ready"), buffer.cuts) == (["0", "1", "2"], ())
+
+
+def test_a_failed_sync_stops_the_buffer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(fd: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with filled(tmp_path / "g", sync="always") as buffer:
+        buffer.admit(["third"])
+        monkeypatch.setattr("ostinato.groups.log.sync_fd", fail)
+        for _ in range(2):
+            with pytest.raises(CheckpointError, match="could not be synced"):
+                buffer.append("2", TOKENS, id="r")
+
+
+def test_threads_share_syncs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    syncs: list[int] = []
+
+    def slow(fd: int) -> None:
+        syncs.append(fd)
+        time.sleep(0.02)
+
+    with GroupBuffer(tmp_path / "g", size=8) as buffer:
+        buffer.admit(["p"])
+        monkeypatch.setattr("ostinato.groups.log.sync_fd", slow)
+        threads = [threading.Thread(target=buffer.append, args=("0", TOKENS), kwargs={"id": str(k)}) for k in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(syncs) < 6
+        assert buffer.ids("ready") == ["0"]
+
+
+def test_compaction_removes_what_was_trained(tmp_path: Path) -> None:
+    with filled(tmp_path / "g", groups=40, segment_bytes=2000) as buffer:
+        before = buffer.stats().disk_bytes
+        buffer.ack(buffer.lease(38), step=1)
+        deadline = time.monotonic() + 20
+        while buffer.stats().disk_bytes > before / 2 and time.monotonic() < deadline:
+            time.sleep(0.01)  # it happens by itself
+        buffer.compact()
+        assert isinstance(buffer._log, Log)
+        assert buffer.stats().disk_bytes == sum(path.stat().st_size for path in (tmp_path / "g").glob("*.log"))
+        assert [group.prompt for group in buffer.lease(2).groups] == ["prompt 38", "prompt 39"]
+        with pytest.raises(OptionError, match="trained"):
+            buffer.group("0")
+    with GroupBuffer.open(tmp_path / "g") as buffer:
+        assert buffer.stats().counts["trained"] == 38
+        assert buffer.state("0") == ("trained", 1)
