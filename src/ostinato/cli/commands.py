@@ -358,8 +358,8 @@ def audit(
         str | None, typer.Option(help="Subclass of ostinato.testing.audit.Adapter: module:Name or file.py:Name.")
     ] = None,
     page: Annotated[Path | None, typer.Option(help="Write the report as an HTML page, too.")] = None,
-    overwrite: Annotated[bool, _OVERWRITE] = False,
-    as_json: Annotated[bool, _JSON] = False,
+    overwrite: _Overwrite = False,
+    as_json: _Json = False,
 ) -> None:
     """Feed tagged rows through any replay buffer, and report what comes back wrong and what it does to learning.
 
@@ -374,7 +374,7 @@ def audit(
         report = examine(load(buffer), None if adapter is None else load(adapter))
     except (AttributeError, ImportError, OptionError) as error:
         raise typer.BadParameter(str(error)) from None
-    show.answer(report.as_dict() if as_json else report, typer.echo, as_json=as_json)
+    answer(report, as_json=as_json)
     if page is not None:
         page.write_text(report.page(), encoding="utf-8")
     if not report.ok:
