@@ -555,9 +555,9 @@ class _Layout:
     def rows(self, fields: Mapping[Path, Tensor], count: int, *, collection: bool) -> Any:
         """Return rows with the given fields, `[count, ...]`, as a dict or a TensorDict."""
         if not collection:
-            return kinds.with_fields({}, fields)  # type: ignore[arg-type]
+            return kinds.with_fields({}, fields)
         empty = kinds.make(kinds.Node("tensordict", ()), [], (count,), torch.device("cpu"))
-        return kinds.with_fields(empty, fields)  # type: ignore[arg-type]
+        return kinds.with_fields(empty, fields)
 
 
 def _join(groups: list[dict[Path, Tensor]]) -> dict[Path, Tensor]:
