@@ -9,7 +9,7 @@ from typing import Any
 
 import griffe
 
-_MADE = re.compile(r"(remote|unavailable|in_actor|RemoteProperty(\[.*\])?)\(|dumps$|loads$")
+_MADE = re.compile(r"(?:remote|unavailable|in_actor|RemoteProperty\[(.*)\])\(|dumps$|loads$")
 """Values of the attributes of a class that are methods or properties."""
 
 
@@ -30,7 +30,8 @@ class RemoteMethods(griffe.Extension):
                 text, parent=shown, parser=agent.docstring_parser, parser_options=agent.docstring_options
             )
             if shown is attribute:
-                shown.labels.add("property")
+                kind = _MADE.match(str(attribute.value))
+                shown.annotation, shown.value, shown.labels = kind and kind[1], None, {"property"}
             else:
                 cls.set_member(attribute.name, shown)
 
