@@ -45,7 +45,7 @@ class Net(models.Model):  # type: ignore[misc]
         if self.length:
             steps = self.length if self.training else 1
             first = inputs["rnn"][0].unflatten(1, (-1, steps))[:, :, 0].contiguous()
-            x, last = self.rnn(x.reshape(-1, steps, *x.shape[1:]), first)
+            x, last = self.rnn(x.reshape(-1, steps, 3), first)
             x, more["rnn"] = x.flatten(0, 1), [last]
         return torch.tanh(self.net(x)), more
 

@@ -53,9 +53,9 @@ class RandomMemory:
     """A ring of `memory_size` steps of `num_envs` environments, with random samples of rows or of sequences of rows.
 
     The index of a row is `step * num_envs + environment`, as in skrl. No sequence continues over the end of the ring;
-    by default none contains rows of two episodes. An episode ends at a row with `terminated` or `truncated`, and where
-    the observation of a row is not the next observation of the row before. Samples are drawn with the global generator
-    of the device. Thread-safe for one writer.
+    by default none contains rows of two episodes. An episode ends at a row with `terminated` or `truncated`; without a
+    tensor `truncated` also where the observation of a row is not the next observation of the row before. Samples are
+    drawn with the global generator of the device. Thread-safe for one writer.
 
     Args:
         memory_size: Capacity in steps.
@@ -299,7 +299,7 @@ class RandomMemory:
             ends |= flags.reshape(ends.shape).bool()
         begins = torch.cat((self._over[:, envs], ends[:-1]))
         self._over[:, envs] = ends[-1:]
-        if fresh.keys() >= {*_AROUND}:
+        if "truncated" not in fresh and fresh.keys() >= {*_AROUND}:  # time limits are not among the flags
             now, after = (_row_bytes(fresh[name]).reshape(*ends.shape, -1) for name in _AROUND)
             if self._after is None:  # the first row of an environment begins an episode in any case
                 self._after = torch.zeros((1, self.num_envs, now.shape[-1]), dtype=torch.uint8, device=self.device)
