@@ -213,10 +213,10 @@ def _held_bytes(root: Any) -> int:
             sizes[each.untyped_storage().data_ptr()] = each.untyped_storage().nbytes()
         elif isinstance(each, np.ndarray) and isinstance(each.base, np.ndarray):
             queue.append(each.base)
-        elif isinstance(each, np.ndarray):
-            sizes[id(each)] = each.nbytes
         elif isinstance(each, bytes):
             sizes[id(each)] = len(each)
+        elif isinstance(getattr(each, "nbytes", None), int):  # NumPy's and JAX's arrays
+            sizes[id(each)] = each.nbytes
         else:
             queue += gc.get_referents(each)
     return sum(sizes.values())
