@@ -144,6 +144,8 @@ def _saving(adapter: Adapter, case: Case) -> Iterator[Problem]:
             yield Problem("state-lost", f"a loaded buffer raises {error}")
             return
         yield from _continued(adapter, case, buffer, stream, adapter.load(case, path))
+        if "fork" not in multiprocessing.get_all_start_methods():  # no file-size limits either
+            return
         largest = max(file.stat().st_size for file in path.parent.rglob("*") if file.is_file())
         process = multiprocessing.get_context("fork").Process(
             target=_save_in_part, args=(adapter, case, path, largest // 2)
