@@ -23,6 +23,7 @@ KNOWN: list[tuple[str, str, dict[str, Any], set[str]]] = [
     ),
     ("torchrl.data", "ReplayBuffer", {}, {"memory"}),
     ("cpprb", "ReplayBuffer", {}, {"next-at-truncation", "end-flag", "state-lost", "next-at-termination", "memory"}),
+    ("flashbax", "make_flat_buffer", {}, {"next-at-truncation", "next-at-termination"}),
     ("skrl.memories.torch", "RandomMemory", {}, {"joined-sequence", "never-drawn", "state-lost", "memory"}),
     (
         "holosoma.agents.fast_sac.fast_sac_utils",

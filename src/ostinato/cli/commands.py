@@ -367,7 +367,7 @@ def audit(
 
     Exit status: 0 no errors, 1 errors, 2 no such class, or wrong usage.
     """
-    from ostinato.testing.audit import examine, load
+    from ostinato.testing.audit.examine import examine, load
 
     _check_free_paths(*([] if page is None else [page]), overwrite=overwrite)
     try:

@@ -12,9 +12,9 @@ def test_my_buffer() -> None:
 A buffer that has no adapter yet needs a subclass of `Adapter`; see docs/audit.md.
 """
 
-from ostinato.testing.audit.adapter import Adapter, Feature
+from ostinato.testing.audit.adapter import Adapter
 from ostinato.testing.audit.cases import Case, Sample, Step
-from ostinato.testing.audit.examine import audit, examine, load
+from ostinato.testing.audit.examine import audit, examine
 from ostinato.testing.audit.report import Finding, Report
 
-__all__ = ["Adapter", "Case", "Feature", "Finding", "Report", "Sample", "Step", "audit", "examine", "load"]
+__all__ = ["Adapter", "Case", "Finding", "Report", "Sample", "Step", "audit", "examine"]

@@ -336,11 +336,42 @@ class Cpprb(Adapter):
         return buffer
 
 
+@final
+class Flashbax(Adapter):
+    """`flashbax.make_flat_buffer`: the next observation is the first one of the row after."""
+
+    features: tuple[Feature, ...] = ("num_envs",)
+
+    def make(self, case: Case) -> Any:
+        """See `Adapter`: the functions of the buffer, its state, and the number of draws."""
+        rows = case.capacity * case.num_envs
+        functions = self.factory(rows, min_length=1, sample_batch_size=rows, add_batch_size=case.num_envs)
+        return {"functions": functions, "state": None, "draws": 0}
+
+    def add(self, buffer: Any, step: Step) -> None:
+        """See `Adapter`."""
+        rows = {name: field.numpy() for name, field in step._asdict().items() if name != "next_obs"}
+        if buffer["state"] is None:
+            first = {name: require("jax.numpy").asarray(field[0]) for name, field in rows.items()}
+            buffer["state"] = buffer["functions"].init(first)
+        buffer["state"] = buffer["functions"].add(buffer["state"], rows)
+
+    def sample(self, buffer: Any, case: Case, size: int) -> Sample:  # noqa: ARG002
+        """See `Adapter`."""
+        buffer["draws"] += 1
+        key = require("jax.random").key(buffer["draws"])
+        first, second = buffer["functions"].sample(buffer["state"], key).experience
+        return Sample(
+            first["obs"], first["action"], first["reward"], second["obs"], first["terminated"], first["truncated"]
+        )
+
+
 _ADAPTERS: tuple[tuple[str, type[Adapter]], ...] = (
     ("SimpleReplayBuffer", SimpleReplay),
     ("lerobot", LeRobot),
     ("skrl", Skrl),
     ("cpprb", Cpprb),
+    ("flashbax", Flashbax),
     ("sb3", StableBaselines3),
     ("stable_baselines3", StableBaselines3),
     ("torchrl", TorchRL),

@@ -144,6 +144,8 @@ def _saving(adapter: Adapter, case: Case) -> Iterator[Problem]:
             yield Problem("state-lost", f"a loaded buffer raises {error}")
             return
         yield from _continued(adapter, case, buffer, stream, adapter.load(case, path))
+        if "fork" not in multiprocessing.get_all_start_methods():  # no file-size limits either
+            return
         largest = max(file.stat().st_size for file in path.parent.rglob("*") if file.is_file())
         process = multiprocessing.get_context("fork").Process(
             target=_save_in_part, args=(adapter, case, path, largest // 2)
@@ -213,10 +215,10 @@ def _held_bytes(root: Any) -> int:
             sizes[each.untyped_storage().data_ptr()] = each.untyped_storage().nbytes()
         elif isinstance(each, np.ndarray) and isinstance(each.base, np.ndarray):
             queue.append(each.base)
-        elif isinstance(each, np.ndarray):
-            sizes[id(each)] = each.nbytes
         elif isinstance(each, bytes):
             sizes[id(each)] = len(each)
+        elif isinstance(getattr(each, "nbytes", None), int):  # NumPy's and JAX's arrays
+            sizes[id(each)] = each.nbytes
         else:
             queue += gc.get_referents(each)
     return sum(sizes.values())
