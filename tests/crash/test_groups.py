@@ -39,7 +39,7 @@ def test_what_was_acknowledged_survives_kills_and_power_cuts(kills: int, seed: i
 def fill(path: Path) -> tuple[dict[int, str], str]:
     """Make a buffer of several segments; return its states by serial number, and the name of its log."""
     states: dict[int, str] = {}
-    options: dict[str, Any] = {**OPTIONS, "sync": "never", "clock": lambda: 1000.0}
+    options: dict[str, Any] = {**OPTIONS, "segment_bytes": 4000, "sync": "never", "clock": lambda: 1000.0}
     with GroupBuffer(path, **options) as buffer:
         buffer.position(0)
         for number in range(12):

@@ -23,6 +23,7 @@ NEEDS = {
     "amp_discriminator": None,
     "behaviour_cloning_lerobot": "av",
     "fasttd3_pendulum": "tensordict",
+    "groups": None,
     "hindsight_bit_flip": None,
     "image_memory": None,
     "offline_to_online_sac": "minari",
@@ -37,6 +38,7 @@ RESULTS = {
     "amp_discriminator": r"with replay: gap to the demonstrations [\d.]+ -> [\d.]+, discriminator accuracy [\d.]+",
     "behaviour_cloning_lerobot": r"new episodes in which the policy reaches the disc: \d+%, before training \d+%",
     "fasttd3_pendulum": r"return of an episode: -\d+ before training, -\d+ at the end",
+    "groups": r"same groups and order +True\nequal weights +True",
     "hindsight_bit_flip": r"with Hindsight: \d+% of new goals reached, mean of 1 seeds",
     "image_memory": r"FrameStack, codec +[\d,]+ +[\d.]+x +[\d.]+ ms +[\d.]+ ms",
     "offline_to_online_sac": r"dataset: 400 steps of 2 episodes.*\n(?s:.*)"

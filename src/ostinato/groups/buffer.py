@@ -33,6 +33,8 @@ WAIT_S = 60.0
 """How long calls wait unless they are told otherwise."""
 _ENDING = {"ack", "drop", "position"}
 """Events after which groups may need fewer bytes."""
+_ADMITTED_AT_ONCE = 256
+"""Prompts of a record, which is read as a whole for each of them."""
 _MOVED_AT_ONCE = 500
 """Records whose new places are noted while the lock is held once."""
 
@@ -290,14 +292,15 @@ class GroupBuffer:
         cursor: Any = None,
         timeout_s: float = WAIT_S,
     ) -> list[str]:
-        """Admit prompts, each as a group; all of them or none.
+        """Admit prompts, each as a group; all of them, or none if there is an error.
 
         Args:
             prompts: Text, tokens, or dicts with metadata and media: tensors, arrays and whatever JSON can hold.
             ids: Id of each group; `0`, `1` and so on in the order of admission by default. Groups that were admitted
                 before, with the same prompt, are left as they are.
             size: Responses of each group.
-            cursor: JSON value that says where the data stands behind these prompts; it is stored together with them.
+            cursor: JSON value that says where the data stands behind these prompts; it is stored together with them,
+                with the last 256 of more than 256.
             timeout_s: Seconds to wait for room; 0 raises at once.
 
         Returns:
@@ -325,21 +328,26 @@ class GroupBuffer:
                 if self._has_room(len(new)):
                     break
                 self._wait(deadline, due_s, f"no room for {len(new)} groups")
-            if not new:
-                serial = self._log.written
-            else:
-                chosen = {name for name, _, _ in new}
-                values = [prompt for name, prompt in zip(given, prompts, strict=True) if name in chosen]
-                event = {
-                    "op": "admit",
-                    "groups": [[index, *group] for index, group in enumerate(new)],
-                    "cursor": self._ledger.admitted + len(new) if cursor is None else cursor,
-                    "time": self._clock(),
-                }
-                serial = self._record(event, Payload.of(values, "prompts"))
-                self._pending.update((name, self._ledger.groups[name]) for name in chosen)
+            by_name = dict(zip(given, prompts, strict=True))
+            for start in range(0, len(new), _ADMITTED_AT_ONCE):
+                chunk = new[start : start + _ADMITTED_AT_ONCE]
+                reached = self._ledger.admitted + len(chunk)
+                if cursor is not None:
+                    reached = cursor if start + len(chunk) == len(new) else self._ledger.cursor
+                self._record_admission(chunk, [by_name[name] for name, _, _ in chunk], reached)
+            serial = self._log.written
         self._log.wait(serial)
         return list(given)
+
+    def _record_admission(self, groups: list[tuple[str, int, str]], prompts: list[Any], cursor: Any) -> None:
+        event = {
+            "op": "admit",
+            "groups": [[index, *group] for index, group in enumerate(groups)],
+            "cursor": cursor,
+            "time": self._clock(),
+        }
+        self._record(event, Payload.of(prompts, "prompts"))
+        self._pending.update((name, self._ledger.groups[name]) for name, _, _ in groups)
 
     def _has_room(self, count: int) -> bool:
         if self._ahead is None or not count:
