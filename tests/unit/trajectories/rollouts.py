@@ -38,7 +38,7 @@ def fields(serial: torch.Tensor) -> dict[str, Any]:
         "dones": (serial % 2).bool(),
         "terminations": serial % 3 == 0,
         "truncations": serial % 5 == 0,
-        "forward_inputs": {"action": wide(4).unflatten(-1, (2, 2)).double()},
+        "forward_inputs": {"action": wide(4).reshape(*serial.shape[:-1], 2, 2).double()},
         "curr_obs": {"states": wide(2), "main_images": images.to(torch.uint8)},
         "next_obs": {"states": wide(2) + 0.5},
     }
