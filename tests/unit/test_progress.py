@@ -281,6 +281,7 @@ ELSEWHERE = {
     "write_dataset": "what `export` calls",
     "RayReplayBuffer": "tests/distributed/test_ray_buffer.py",
     "ShardedReplayBuffer": "tests/distributed/test_sharded.py",
+    "SimpleReplayBuffer": "dumps and loads of the ReplayBuffer that it has",
     "RemoteTensorDictReplayBuffer": "the methods of TensorDictReplayBuffer, called on the owner",
 }
 
