@@ -83,7 +83,7 @@ def sequences(kind: Any) -> tuple[Callable[[], Any], Callable[[], Any], int]:
     for _ in range(1100):
         memory.add_samples(**row)
     sample = lambda: memory.sample([*sizes], batch_size=64, sequence_length=16)  # noqa: E731
-    sample()  # from now on rows have the number of their episode
+    sample()  # type: ignore[no-untyped-call]  # from now on rows have the number of their episode
     return (
         lambda: memory.add_samples(**row),
         sample,
@@ -122,7 +122,7 @@ def _bytes(tensors: dict[str, torch.Tensor]) -> int:
 def main() -> None:
     """Print one line for each buffer."""
     torch.set_num_threads(1)
-    around = {"datasets": {"LeRobotDataset": object}, "utils.constants": NAMES}
+    around: dict[str, dict[str, Any]] = {"datasets": {"LeRobotDataset": object}, "utils.constants": NAMES}
     theirs = original("lerobot.rl.buffer", **around).ReplayBuffer
     fast = original("holosoma.agents.fast_sac.fast_sac_utils", **{"config_types.algo": {"FastSACConfig": object}})
     memory = original("skrl.memories.torch").RandomMemory

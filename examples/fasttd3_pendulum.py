@@ -70,7 +70,7 @@ class Learner:
 
     def __init__(self) -> None:
         self.actor, self.critics = network(3, nn.Tanh()), nn.ModuleList([network(4), network(4)])
-        self.targets = deepcopy(nn.ModuleList([self.actor, self.critics]))
+        self.target_actor, self.target_critics = deepcopy(self.actor), deepcopy(self.critics)
         self.actor_optimizer = torch.optim.Adam(self.actor.parameters(), 1e-3)
         self.critic_optimizer = torch.optim.Adam(self.critics.parameters(), 1e-3)
         self.updates = 0
@@ -80,26 +80,26 @@ class Learner:
         now, after, action = batch["observations"], batch["next"], batch["actions"]
         with torch.no_grad():
             noise = (0.2 * torch.randn_like(action)).clamp(-0.5, 0.5)
-            following = (self.targets[0](after["observations"]) + noise).clamp(-1, 1)
+            following = (self.target_actor(after["observations"]) + noise).clamp(-1, 1)
             both = torch.cat((after["observations"], following), 1)
-            value = torch.minimum(*(critic(both) for critic in self.targets[1])).squeeze(1)
+            value = torch.minimum(*(critic(both) for critic in self.target_critics)).squeeze(1)
             bootstrap = ((after["dones"] == 0) | (after["truncations"] == 1)).float()
             target = after["rewards"] + bootstrap * GAMMA ** after["effective_n_steps"] * value
         pairs = torch.cat((now, action), 1)
-        loss = sum(nn.functional.mse_loss(critic(pairs).squeeze(1), target) for critic in self.critics)
-        self.step(self.critic_optimizer, loss)
+        losses = [nn.functional.mse_loss(critic(pairs).squeeze(1), target) for critic in self.critics]
+        self.step(self.critic_optimizer, torch.stack(losses).sum())
         self.updates += 1
         if self.updates % 2 == 0:
             self.step(self.actor_optimizer, -self.critics[0](torch.cat((now, self.actor(now)), 1)).mean())
-            parts = zip(self.targets.parameters(), [*self.actor.parameters(), *self.critics.parameters()], strict=True)
-            for old, new in parts:
-                old.data.lerp_(new.data, 0.01)
+            for target_net, net in ((self.target_actor, self.actor), (self.target_critics, self.critics)):
+                for old, new in zip(target_net.parameters(), net.parameters(), strict=True):
+                    old.data.lerp_(new.data, 0.01)
 
     @staticmethod
     def step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
         """Minimize a loss."""
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
 
