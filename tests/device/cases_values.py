@@ -107,7 +107,6 @@ def make(device: Any, parts: dict[str, Any], **options: Any) -> TensorDictReplay
 
 def script(rb: Any, device: torch.device, size: int = 15) -> list[Any]:
     """Write, draw, edit and learn; return everything that came back."""
-    torch.manual_seed(0)
     seen: list[Any] = []
 
     def some(first: int, count: int) -> Any:
@@ -130,12 +129,15 @@ def script(rb: Any, device: torch.device, size: int = 15) -> list[Any]:
     rb.empty()
     rb.extend(some(0, 20))
     seen.append(rb.sample(size))
-    return [on_cpu(each) for each in seen]
+    return seen
 
 
-def check(make: Callable[[torch.device], Any]) -> None:
-    here, there = script(make(CPU), CPU), script(make(DEVICE), DEVICE)
-    for step, (one, other) in enumerate(zip(here, there, strict=True)):
+def run_on_both(run: Callable[[torch.device], list[Any]]) -> None:
+    found = []
+    for device in (CPU, DEVICE):
+        torch.manual_seed(0)
+        found.append(map(on_cpu, run(device)))
+    for step, (one, other) in enumerate(zip(*found, strict=True)):
         assert same(one, other), f"step {step}: {one} on the CPU, {other} on the device"
 
 
@@ -169,7 +171,6 @@ def test_steps_of_environments_on_a_device(mode: str, ndim: int) -> None:
     envs = pytest.importorskip("tests.unit.collect.envs")
 
     def run(device: torch.device) -> Any:
-        torch.manual_seed(0)
         env, actions = envs.make(3, mode), envs.actions_for(20, 3)
         rb = ReplayBuffer(storage=LazyTensorStorage(30, device=device, ndim=ndim), batch_size=8)
         steps = ostinato.VectorEnvRecorder(rb, 3, mode)
@@ -179,9 +180,9 @@ def test_steps_of_environments_on_a_device(mode: str, ndim: int) -> None:
             *results, info = env.step(action)
             taken, obs, gain, over, cut = [torch.from_numpy(each).to(device) for each in (action, *results)]
             index.append(steps.add_step(taken, obs, gain, over, cut, info))
-        return on_cpu([index, rb[:], rb.sample()])
+        return [index, rb[:], rb.sample()]
 
-    assert same(run(CPU), run(DEVICE))
+    run_on_both(run)
 
 
 class _Elsewhere(ostinato.RandomSampler):
@@ -195,17 +196,12 @@ class _Elsewhere(ostinato.RandomSampler):
         return Draw(torch.randint(0, view.rows, (batch_size,), device=self.device))
 
 
-@pytest.mark.parametrize("parts", PARTS)
-def test_parts(parts: str) -> None:
-    check(lambda device: make(device, PARTS[parts]))
-
-
 SINGLE = ("RandomSampler", "PrioritizedSampler", "SliceSampler", "NStep", "FrameStack", "SequenceUnit, strict")
 
 
-@pytest.mark.parametrize("parts", SINGLE)
-def test_single_copies(parts: str) -> None:
-    check(lambda device: make(device, PARTS[parts], single_copy=True))
+@pytest.mark.parametrize(("parts", "single"), [*((part, False) for part in PARTS), *((part, True) for part in SINGLE)])
+def test_parts(parts: str, single: bool) -> None:
+    run_on_both(lambda device: script(make(device, PARTS[parts], single_copy=single), device))
 
 
 def test_plain_rows_on_the_device_of_the_first_ones() -> None:
@@ -235,14 +231,6 @@ def test_samples_moved_to_the_cpu_and_to_the_device() -> None:
     other = sample(CPU, DEVICE.type)
     assert (places(one), places(other)) == ({"cpu"}, {DEVICE.type})
     assert same(one, on_cpu(other))
-
-
-def run_on_both(run: Callable[[torch.device], Any]) -> None:
-    found = []
-    for device in (CPU, DEVICE):
-        torch.manual_seed(0)
-        found.append(on_cpu(run(device)))
-    assert same(*found)
 
 
 def test_two_dimensions() -> None:

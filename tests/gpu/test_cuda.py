@@ -6,14 +6,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from ostinato import (
-    LazyTensorStorage,
-    PrioritizedSampler,
-    RandomSampler,
-    ReplayBuffer,
-    SamplerWithoutReplacement,
-    ToDevice,
-)
+from ostinato import LazyTensorStorage, ReplayBuffer, ToDevice
 from ostinato.compat.objectrl import ReplayBuffer as ObjectBuffer
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -22,18 +15,6 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 def rows(count: int, device: str = "cuda") -> dict[str, torch.Tensor]:
     number = torch.arange(count, device=device, dtype=torch.float32)
     return {"obs": number[:, None] * torch.ones(4, device=device), "id": number.long()}
-
-
-def test_writing_sampling_and_updates_never_wait(no_sync: None) -> None:
-    for sampler in (RandomSampler(), SamplerWithoutReplacement(), PrioritizedSampler(100, 0.7, 0.5)):
-        rb = ReplayBuffer(storage=LazyTensorStorage(100, device="cuda"), sampler=sampler, batch_size=16)
-        data = rows(30)
-        for _ in range(10):
-            rb.extend(data)
-            batch, info = rb.sample(return_info=True)
-            assert batch["obs"].is_cuda
-            if isinstance(sampler, PrioritizedSampler):
-                rb.update_priority(info, info["index"].double())
 
 
 def test_generator_of_another_device_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""The AMP ring on a GPU: it never waits for the host, and its draws can be replayed. Skipped without one."""
+"""The AMP ring on a GPU: its draws can be replayed. That it never waits: tests/device. Skipped without one."""
 
 from __future__ import annotations
 
@@ -34,17 +34,6 @@ def captured(buffer: ReplayBuffer, n: int) -> tuple[torch.cuda.CUDAGraph, dict[s
     with torch.cuda.graph(graph):
         batch = buffer.sample(n)
     return graph, batch
-
-
-def test_store_and_sample_never_wait(no_sync: None) -> None:
-    buffer = ReplayBuffer(100, torch.device("cuda"))
-    for step in range(12):
-        buffer.store(rows(step * 30, 30))
-        buffer.sample(64)
-        buffer.sample(250)
-    buffer.reset()
-    buffer.store(rows(0, 30))
-    buffer.sample(16)
 
 
 def test_replays_draw_on() -> None:

@@ -123,15 +123,6 @@ def test_the_same_calls_give_the_same() -> None:
         assert call(ours) == call(other)
 
 
-def test_sequences_of_the_original_join_the_newest_and_the_oldest_rows() -> None:
-    def joined(memory: Any) -> bool:
-        found = fill(memory, 8).sample(["observations"], batch_size=400, sequence_length=3)[0][0]
-        return bool((found.view(-1, 3).diff() != 1).any())
-
-    assert joined(theirs.RandomMemory(memory_size=6, device="cpu", replacement=True))
-    assert not joined(RandomMemory(memory_size=6, device="cpu", replacement=True))
-
-
 def test_the_original_moves_on_for_each_tensor_of_several_steps() -> None:
     """Observation and reward of one step are then in two rows, and a ring written over its end is not full."""
     for kind, rows, apart in ((theirs.RandomMemory, 8, True), (RandomMemory, 4, False)):

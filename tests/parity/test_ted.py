@@ -6,38 +6,24 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from tensordict import TensorDict
 
 import ostinato
 
+from ..unit.storages.test_checkpointers import steps as rows_of
 from ._script import Library, Note, both, raw
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tensordict import TensorDict
+
 
 def episodes(steps: int, lanes: int, written: int) -> TensorDict:
-    """Rows as a ring `[steps, lanes]` holds them after `written` steps of random episodes in each lane."""
-    rng = torch.Generator().manual_seed(0)
-    ends = torch.rand(written, lanes, generator=rng) < 0.3
-    number = torch.arange(written).unsqueeze(1) + 100.0 * torch.arange(lanes)
-    after = torch.where(ends, -number, number + 1)
-    rows = TensorDict(
-        {
-            "obs": number.unsqueeze(-1).repeat(1, 1, 3),
-            "info": {"id": number.long()},
-            "next": {
-                "obs": after.unsqueeze(-1).repeat(1, 1, 3),
-                "reward": number.unsqueeze(-1) / 2,
-                **{
-                    name: (ends & (number % 2 == i)).unsqueeze(-1) for i, name in enumerate(("terminated", "truncated"))
-                },
-                "done": ends.unsqueeze(-1),
-            },
-            **{name: torch.zeros(written, lanes, 1, dtype=torch.bool) for name in ("done", "terminated", "truncated")},
-        },
-        [written, lanes],
-    )
+    """Rows as a ring `[steps, lanes]` holds them after `written` steps of episodes in each lane."""
+    rows = rows_of(0, written, lanes)
+    rows["next", "reward"] = rows["next", "reward"].real  # TorchRL maps no complex numbers
+    for flags in (rows, rows["next"]):
+        flags["terminated"] = flags["done"].clone()
     held = torch.zeros_like(rows[:1]).expand(steps, lanes).clone()
     for step in range(written):
         held[step % steps] = rows[step]

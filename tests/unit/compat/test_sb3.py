@@ -279,21 +279,6 @@ class Count(Env[Any, Any]):
         return seen[0].astype(np.float32)
 
 
-def test_images_take_half_the_memory() -> None:
-    """Stacked 84x84 frames in episodes of 100 steps."""
-    space, steps = spaces.Box(0, 255, (4, 84, 84), np.uint8), 300
-    rng = np.random.default_rng(0)
-    ours = ReplayBuffer(steps, space, spaces.Discrete(4), "cpu")
-    theirs = host.ReplayBuffer(steps, space, spaces.Discrete(4), "cpu")
-    now = rng.integers(0, 256, (1, *space.shape), np.uint8)
-    for t in range(steps):
-        after = np.roll(now, 1, -1)
-        over = t % 100 == 99
-        ours.add(now, after, np.array([1]), np.array([0.5]), np.array([over]), [{}])
-        now = np.roll(after, 7, -2) if over else after
-    assert ours._rows.storage.nbytes <= 0.55 * (theirs.observations.nbytes + theirs.next_observations.nbytes)
-
-
 # -- the host's manners ----------------------------------------------------------------------------------------
 
 

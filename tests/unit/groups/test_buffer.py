@@ -1,8 +1,7 @@
-"""Buffers of groups: wrong calls, waits, consumers in threads, the log and its compaction."""
+"""Buffers of groups: wrong calls, waits, the log and its compaction."""
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
@@ -31,8 +30,6 @@ from ostinato.groups.log import Log
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-
-    from ostinato.groups import Group
 
 TOKENS = {"tokens": [1, 2, 3]}
 
@@ -156,71 +153,6 @@ def test_a_call_that_waits_goes_on_when_it_can() -> None:
     assert buffer.ids("waiting") == ["1"]
     threading.Timer(0.05, buffer.append, ("1", TOKENS), {"id": "r"}).start()
     assert buffer.lease(timeout_s=10).groups[0].id == "1"
-
-
-def test_what_a_dead_consumer_had_leased_comes_back() -> None:
-    buffer = filled(lease_s=0.05)
-    first = buffer.lease(2, consumer="dead")
-    assert buffer.leases("dead") == {first.id: ("0", "1")}
-    again = buffer.lease(2, timeout_s=10)
-    assert [group.id for group in again.groups] == ["0", "1"]
-    with pytest.raises(UsageError, match="expired"):
-        buffer.ack(first, step=1)
-
-
-def is_whole(group: Group) -> bool:
-    tokens = [set(response.fields["tokens"].tolist()) for response in group.responses]
-    return len(tokens) == group.size and all(each <= {group.prompt} for each in tokens)
-
-
-@pytest.mark.parametrize("sync", ["always", "interval"])
-def test_threads_train_each_group_once(sync: Any, tmp_path: Path) -> None:
-    """Four workers and three trainers, while the log is compacted."""
-    buffer = GroupBuffer(tmp_path / "g", size=2, ahead=10, sync=sync, segment_bytes=3000, interval_s=0.01)
-    total, trained, failed = 60, list[str](), list[Any]()
-
-    def produce(worker: int) -> None:
-        for number in range(worker, total, 4):
-            (name,) = buffer.admit([number], ids=[f"g{number}"])
-            for response in ("a", "b"):
-                buffer.append(name, {"tokens": torch.full((number,), number)}, id=response)
-
-    def train() -> None:
-        while len(trained) < total:
-            with contextlib.suppress(WaitTimeoutError):
-                lease = buffer.lease(2, least=1, timeout_s=0.5)
-                if not all(map(is_whole, lease.groups)):
-                    failed.append(lease)
-                buffer.ack(lease, step=len(trained))
-                trained.extend(group.id for group in lease.groups)
-
-    threads = [threading.Thread(target=produce, args=(worker,)) for worker in range(4)]
-    threads += [threading.Thread(target=train) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for _ in range(3):
-        time.sleep(0.05)
-        buffer.compact()
-    for thread in threads:
-        thread.join(60)
-    assert not failed
-    assert sorted(trained) == sorted(f"g{number}" for number in range(total))
-    buffer.close()
-    with GroupBuffer.open(tmp_path / "g") as buffer:
-        assert buffer.stats().counts["trained"] == total
-
-
-def test_a_torn_record_is_cut_off(tmp_path: Path) -> None:
-    filled(tmp_path / "g").close()
-    path = tmp_path / "g" / "segment-000000000001.log"
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-5])
-    with GroupBuffer.open(tmp_path / "g") as buffer:
-        (cut,) = buffer.cuts
-        assert (cut.file, cut.offset) == (str(path), path.stat().st_size)
-        assert buffer.ids("ready") == ["0"]
-        buffer.append("1", {**TOKENS, "version": 3}, id="r")  # the worker repeats what was not acknowledged
-    assert path.read_bytes() == whole
 
 
 def test_damage_before_the_end_is_cut_off_only_if_asked(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Endless passes: whole batches across the ends of passes, and the twin whose state lives on a device.
 
-The twin is pure torch, so it runs here on the CPU; what only a GPU can show is in tests/gpu.
+The twin is pure torch, so it runs here on the CPU; on a device: tests/device and tests/gpu.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from ostinato import SamplerWithoutReplacement
 from ostinato.core.eligible import scale
-from ostinato.core.records import Run
 from ostinato.errors import OptionError
 from ostinato.samplers.uniform import DevicePasses, swap
 from ostinato.testing import make_view
@@ -111,18 +110,3 @@ def test_a_device_draws_whole_passes_whoever_knows_the_place(script: list[tuple[
             other.load(passes.order[: passes.rows].clone(), passes.position)
             passes = other
     assert sorted(passes.order[:15].tolist()) == list(range(15))
-
-
-def test_a_sampler_tells_the_device_of_writes() -> None:
-    sampler = SamplerWithoutReplacement(endless=True)
-    sampler.record(Run(0, 5, 9))  # nobody to tell yet
-    sampler._passes = DevicePasses(9, CPU)
-    sampler.record(Run(0, 5, 9))
-    assert sampler._passes.rows == 5
-    sampler.record(Run(7, 5, 9))  # wraps: all nine hold rows
-    assert sampler._passes.rows == 9
-    sampler.record(Run(0, 3, 9))
-    assert sampler._passes.rows == 9
-    assert sampler.state_dict()["order"].tolist() == list(range(9))
-    sampler.clear()
-    assert sampler._passes.rows == 0

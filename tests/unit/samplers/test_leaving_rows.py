@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 
 from ostinato import (
     ConsumingSampler,
-    ImmutableDatasetWriter,
     LazyTensorStorage,
-    NStep,
     ReplayBuffer,
     ReplayBufferEnsemble,
     SamplerWithoutReplacement,
@@ -20,9 +18,7 @@ from ostinato import (
 from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError
 
 from ...stats.chi_square import p_value
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from ..buffers.refusals import raises
 
 CAPACITY = 6
 
@@ -90,27 +86,20 @@ def test_damaged_states_raise() -> None:
             make().load_state_dict(state)
 
 
-EXCLUDED: list[tuple[Callable[[], Any], type[Exception], str]] = [
-    (lambda: make(prefetch=2), OptionError, "Prefetching is not supported when consume_after_n_samples is set"),
-    (lambda: make(2**31), OptionError, "consume_after_n_samples must be below"),
-    (lambda: make(0), OptionError, "must be a positive integer, got 0"),
-    (lambda: make(True), KindError, "must be a positive integer, got True"),
-    (lambda: make(sampler=SamplerWithoutReplacement()), OptionError, "only supports the default RandomSampler"),
-    (lambda: make(sampler=ConsumingSampler(2)), OptionError, "conflicts with the provided ConsumingSampler"),
-    (lambda: make().set_storage(LazyTensorStorage(4, ndim=2)), OptionError, "1-dimensional"),
-    (lambda: make().set_storage(LazyTensorStorage(4, single_copy=True)), OptionError, "ring order only"),
-    (lambda: make(writer=ImmutableDatasetWriter()), KindError, "requires a writer"),
-    (lambda: make(sample_unit=NStep(2, 0.9)), OptionError, "counts the draws of single rows"),
-    (lambda: ReplayBufferEnsemble(make(), make()), OptionError, "uses its rows up"),
-    (
-        lambda: ReplayBuffer(storage=LazyTensorStorage(4), batch_size=2, prefetch=1).set_sampler(ConsumingSampler()),
-        OptionError,
-        "Prefetching",
-    ),
-]
-
-
 def test_what_it_does_not_go_with() -> None:
-    for build, error, message in EXCLUDED:
-        with pytest.raises(error, match=message):
-            build()
+    raises(
+        (lambda: make(prefetch=2), OptionError, "Prefetching is not supported when consume_after_n_samples is set"),
+        (lambda: make(2**31), OptionError, "consume_after_n_samples must be below"),
+        (lambda: make(0), OptionError, "must be a positive integer, got 0"),
+        (lambda: make(True), KindError, "must be a positive integer, got True"),
+        (lambda: make(sampler=SamplerWithoutReplacement()), OptionError, "only supports the default RandomSampler"),
+        (lambda: make(sampler=ConsumingSampler(2)), OptionError, "conflicts with the provided ConsumingSampler"),
+        (lambda: ReplayBufferEnsemble(make(), make()), OptionError, "uses its rows up"),
+        (
+            lambda: ReplayBuffer(storage=LazyTensorStorage(4), batch_size=2, prefetch=1).set_sampler(
+                ConsumingSampler()
+            ),
+            OptionError,
+            "Prefetching",
+        ),
+    )

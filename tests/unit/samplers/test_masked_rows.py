@@ -11,27 +11,19 @@ from ostinato import (
     Episodes,
     LazyTensorStorage,
     NStep,
-    PrioritizedSampler,
-    RandomSampler,
     ReplayBuffer,
     SamplerWithoutReplacement,
     SequenceUnit,
 )
 
 from ...episodes import Log
+from ...registry import seeded
 
-ALPHA, EPS = 0.6, 1e-3
 
-
-def masked(*rows: int) -> ReplayBuffer:
-    """Eight rows, some of them masked, with priorities."""
-    rb = ReplayBuffer(
-        storage=LazyTensorStorage(8),
-        sampler=PrioritizedSampler(8, ALPHA, 0.5, EPS),
-        batch_size=400,
-        generator=torch.Generator().manual_seed(0),
-        episodes=Episodes("done", mask_key="valid"),
-    )
+def masked(*rows: int, **options: Any) -> ReplayBuffer:
+    """Eight rows, some of them masked."""
+    episodes = Episodes("done", mask_key="valid")
+    rb = ReplayBuffer(storage=LazyTensorStorage(8), generator=seeded(), episodes=episodes, **options)
     row = torch.arange(8)
     valid = torch.tensor([i not in rows for i in range(8)])
     rb.extend({"row": row, "done": torch.zeros(8, dtype=torch.bool), "valid": valid})
@@ -59,8 +51,7 @@ def test_a_row_that_was_masked_between_draw_and_gather_is_not_delivered(unit: An
 
 
 def test_a_pass_keeps_the_rest_of_a_batch_whose_rows_were_masked_before_the_gather() -> None:
-    rb = masked()
-    rb.set_sampler(SamplerWithoutReplacement())
+    rb = masked(sampler=SamplerWithoutReplacement())
     engine: Any = rb._engine
     draw = engine.draw(6)
     rb.set_at_("valid", torch.tensor([False]), draw.slots[2:3])
@@ -80,7 +71,7 @@ def test_a_pass_draws_no_row_twice_and_ends_while_masked_rows_replace_others(shu
             batch_size=1 + seed % 4,
             prefetch=prefetch,
             episodes=Episodes([("next", "terminated"), ("next", "truncated")], mask_key="mask"),
-            generator=torch.Generator().manual_seed(seed),
+            generator=seeded(seed),
         )
         log.extend(rb, log.capacity)
         if not log.episodes():
@@ -103,9 +94,8 @@ def test_a_pass_draws_no_row_twice_and_ends_while_masked_rows_replace_others(shu
 
 
 def test_windows_over_resets_do_not_reach_across_a_masked_row() -> None:
-    rb = masked(4)
-    rb.set_sampler(RandomSampler())
-    batch, info = rb.view(sample_unit=SequenceUnit(3, "include_reset")).sample(400, return_info=True)
+    rb = masked(4, sample_unit=SequenceUnit(3, "include_reset"))
+    batch, info = rb.sample(400, return_info=True)
     rows = torch.where(info["validity_mask"], batch["row"], -1).view(-1, 3)
     whole = {(0, 1, 2), (1, 2, 3), (5, 6, 7)}
     assert set(map(tuple, rows.tolist())) == {*whole, (2, 3, -1), (3, -1, 5), (6, 7, -1), (7, -1, -1)}

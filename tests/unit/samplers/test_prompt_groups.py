@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,9 +30,7 @@ from ostinato.errors import (
 
 from ...effort import examples
 from ...stats.chi_square import p_value
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from ..buffers.refusals import raises
 
 
 def make(prompts: Any = (), rewards: Any = None, *, batch_size: int = 4, capacity: int = 100, **given: Any) -> Any:
@@ -145,20 +143,15 @@ def test_edits_through_views_need_cache_groups_false(cache: bool) -> None:
     assert pairs == ({(0, 1), (2, 3)} if cache else set(itertools.combinations(range(4), 2)))
 
 
-WRONG: list[tuple[Callable[[], Any], type[Exception], str]] = [
-    (PromptGroupSampler, KindError, "Exactly one of num_groups or samples_per_group must be provided"),
-    (lambda: make(num_groups=1, samples_per_group=1), KindError, "Exactly one"),
-    (lambda: make(num_groups=True), KindError, "num_groups must be a positive integer"),
-    (lambda: make(samples_per_group=0), OptionError, "samples_per_group must be a positive integer"),
-    (lambda: make(num_groups=1, strategy="best"), OptionError, "strategy must be one of"),
-    (lambda: make([0], num_groups=3).sample(), OptionError, "batch_size=4 is not divisible by num_groups=3"),
-    (lambda: make([0], samples_per_group=3).sample(), OptionError, "not divisible by samples_per_group=3"),
-    (lambda: make([0], [torch.nan], num_groups=1, strategy="reward").sample(), SchemaError, "must be finite"),
-    (lambda: make([0], num_groups=1, group_key="query").sample(), KeyMissingError, "Could not find key 'query'"),
-]
-
-
 def test_errors() -> None:
-    for build, error, message in WRONG:
-        with pytest.raises(error, match=message):
-            build()
+    raises(
+        (PromptGroupSampler, KindError, "Exactly one of num_groups or samples_per_group must be provided"),
+        (lambda: make(num_groups=1, samples_per_group=1), KindError, "Exactly one"),
+        (lambda: make(num_groups=True), KindError, "num_groups must be a positive integer"),
+        (lambda: make(samples_per_group=0), OptionError, "samples_per_group must be a positive integer"),
+        (lambda: make(num_groups=1, strategy="best"), OptionError, "strategy must be one of"),
+        (lambda: make([0], num_groups=3).sample(), OptionError, "batch_size=4 is not divisible by num_groups=3"),
+        (lambda: make([0], samples_per_group=3).sample(), OptionError, "not divisible by samples_per_group=3"),
+        (lambda: make([0], [torch.nan], num_groups=1, strategy="reward").sample(), SchemaError, "must be finite"),
+        (lambda: make([0], num_groups=1, group_key="query").sample(), KeyMissingError, "Could not find key 'query'"),
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +16,6 @@ from ostinato import (
     RateLimiter,
     ReplayBuffer,
     ReplayBufferEnsemble,
-    ReservoirWriter,
     SequenceUnit,
     StackSampler,
     TensorDictReplayBuffer,
@@ -24,7 +23,6 @@ from ostinato import (
 from ostinato.errors import (
     CapacityError,
     CheckpointError,
-    KindError,
     OptionError,
     PriorityError,
     SlotError,
@@ -32,8 +30,7 @@ from ostinato.errors import (
     WaitTimeoutError,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from ..buffers.refusals import raises
 
 CAPACITY = 6
 KINDS: dict[str, Any] = {
@@ -106,25 +103,20 @@ def test_states_of_other_options_and_damaged_ones() -> None:
             make("max", 2).load_state_dict(state)
 
 
-WRONG: list[tuple[Callable[[], Any], type[Exception]]] = [
-    (lambda: StackSampler(0), OptionError),
-    (lambda: HeapSampler(0), CapacityError),
-    (lambda: HeapSampler(8, "best"), OptionError),  # type: ignore[arg-type]
-    (lambda: HeapSampler(8, reduction="sum"), OptionError),
-    (lambda: ReplayBuffer(storage=LazyTensorStorage(4, ndim=2), sampler=StackSampler(1)), OptionError),
-    (lambda: ReplayBuffer(sampler=StackSampler(1), writer=ReservoirWriter()), KindError),
-    (lambda: ReplayBufferEnsemble(make("stack", 1), make("stack", 1), batch_size=2), OptionError),
-    (lambda: ReplayBuffer(storage=LazyTensorStorage(8), sampler=HeapSampler(4)).extend(torch.arange(5)), SlotError),
-    (lambda: HeapSampler(4).update_priority([0], float("nan")), PriorityError),
-    (lambda: make("stack", 1, sample_unit=SequenceUnit(2)), OptionError),
-    (lambda: make("max", 1, batch_size=2, prefetch=2), OptionError),
-]
-
-
 def test_wrong_options_and_parts_that_do_not_go_together() -> None:
-    for call, error in WRONG:
-        with pytest.raises(error):
-            call()
+    raises(
+        (lambda: StackSampler(0), OptionError, ""),
+        (lambda: HeapSampler(0), CapacityError, ""),
+        (lambda: HeapSampler(8, reduction="sum"), OptionError, "reduction"),
+        (lambda: ReplayBufferEnsemble(make("stack", 1), make("stack", 1), batch_size=2), OptionError, ""),
+        (
+            lambda: ReplayBuffer(storage=LazyTensorStorage(8), sampler=HeapSampler(4)).extend(torch.arange(5)),
+            SlotError,
+            "",
+        ),
+        (lambda: HeapSampler(4).update_priority([0], float("nan")), PriorityError, ""),
+        (lambda: make("max", 1, batch_size=2, prefetch=2), OptionError, ""),
+    )
 
 
 @pytest.mark.parametrize("kind", ["stack", "max", "consuming"])

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from ostinato import (
     LazyTensorStorage,
     ReplayBuffer,
-    ReservoirWriter,
     SliceSampler,
     StreamingSliceSampler,
 )
@@ -25,9 +24,9 @@ from ostinato.errors import (
 )
 
 from ...effort import examples
+from ..buffers.refusals import raises
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 CAPACITY = 8
@@ -147,22 +146,11 @@ def test_edits_of_ends_drop_windows_and_rows_that_were_there_before_are_in_no_wi
         other.sample()
 
 
-def streaming(storage: LazyTensorStorage, **options: Any) -> ReplayBuffer:
-    return ReplayBuffer(storage=storage, sampler=StreamingSliceSampler(slice_len=2), **options)
-
-
-ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
-    (lambda: StreamingSliceSampler(slice_len=0), OptionError, "slice_len must be a positive integer"),
-    (lambda: make(3, capacity=2), CapacityError, "max_size >= 3"),
-    (lambda: streaming(LazyTensorStorage(9, ndim=2)), UsageError, "requires a one-dimensional storage"),
-    (lambda: streaming(LazyTensorStorage(9), writer=ReservoirWriter()), OptionError, "order in which they came"),
-]
-
-
 def test_errors() -> None:
-    for build, error, message in ERRORS:
-        with pytest.raises(error, match=message):
-            build()
+    raises(
+        (lambda: StreamingSliceSampler(slice_len=0), OptionError, "slice_len must be a positive integer"),
+        (lambda: make(3, capacity=2), CapacityError, "max_size >= 3"),
+    )
 
 
 def test_states_are_checked(tmp_path: Path) -> None:

@@ -223,16 +223,6 @@ def test_slots_without_rows_are_no_rows() -> None:
         rb.storage.fetch([Request(2, torch.tensor([0]))])
 
 
-def test_environments_side_by_side_do_not_lie_apart() -> None:
-    rb, first = single(600, ndim=2), torch.arange(40) * 1000
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for step in range(20):
-            rb.extend(transitions((first + step)[None]))
-    assert nexts(rb)[:40] == (first + 16).tolist()
-    assert int((rb.storage.state_dict()["columns"]["apart"]).sum()) == 40  # the newest row of each environment
-
-
 def test_rows_in_the_memory_of_the_table_can_be_written() -> None:
     rb = ReplayBuffer(storage=LazyTensorStorage(64, single_copy=True, packed=False))
     nexts = torch.randn(64, 3)
