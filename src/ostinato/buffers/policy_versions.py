@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from ostinato.buffers.observer import Incoming
     from ostinato.buffers.store import Store
-    from ostinato.core.records import View
+    from ostinato.core.records import Placement, View
     from ostinato.samplers import Sampler
     from ostinato.storages import Storage
     from ostinato.writers import Writer
@@ -129,15 +129,24 @@ class Versions(Observer):
         """Whether rows have been checked: then all have the field, and versions are read at the next draw."""
         return store.ring.rows > 0
 
-    def check(self, store: Store, incoming: Incoming) -> None:
-        """Check the first rows.
+    def check(self, store: Store, incoming: Incoming) -> NDArray[np.int64] | None:
+        """Check the first rows. On a device return all versions: draws would have to wait for their copy to the host.
 
         Raises:
             KeyMissingError: if they lack the field.
             SchemaError: if it does not hold one integer for each row.
         """
-        if not store.ring.rows:
-            self.read(store, incoming)
+        return self.read(store, incoming) if not store.ring.rows or store.ring.device.type != "cpu" else None
+
+    def written(self, store: Store, placement: Placement, found: NDArray[np.int64] | None) -> None:
+        """Record versions that are known, if all before them are."""
+        if found is None or not isinstance(placement, Run):
+            return
+        if store.ring.rows == placement.rows:  # there are no others
+            self._runs, self._written = Runs(), store.counts.written
+        if self._runs is not None and self._written == store.counts.written:
+            self._runs.record(found)
+            self._written += found.size
 
     def read(self, store: Store, incoming: Incoming) -> NDArray[np.int64]:
         """Return the versions of rows about to be written; raises as `check`."""
