@@ -7,8 +7,9 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -18,7 +19,18 @@ from ostinato.groups.recovery import replay
 from tests.crash.groups import OPTIONS, values
 from tests.crash.mutations import _changed
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 ROOT = Path(__file__).parents[2]
+MEMORY = Path("/dev/shm")
+
+
+@pytest.fixture
+def quick_path() -> Iterator[Path]:
+    """A folder where waiting for the disk takes no time, if there is one in memory."""
+    with tempfile.TemporaryDirectory(dir=MEMORY if os.access(MEMORY, os.W_OK) else None) as found:
+        yield Path(found)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

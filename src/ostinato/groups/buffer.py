@@ -148,6 +148,8 @@ class GroupBuffer:
         self._ahead = None if ahead is None else check_integer("ahead", ahead, 1)
         self._timeout_s = None if timeout_s is None else _seconds("timeout_s", timeout_s)
         self._minimum = None if minimum is None else check_integer("minimum", minimum, 1)
+        _seconds("interval_s", interval_s)
+        check_integer("segment_bytes", segment_bytes, 1)
         if timeout_s is None and (minimum is not None or fail):
             msg = "minimum and fail say what becomes of a group after timeout_s: give timeout_s, too"
             raise OptionError(msg)
@@ -169,8 +171,6 @@ class GroupBuffer:
         self._ledger = Ledger(self._order)
         self._log: Log | MemoryLog = MemoryLog()
         if self._folder is not None:
-            _seconds("interval_s", interval_s)
-            check_integer("segment_bytes", segment_bytes, 1)
             self._open(self._folder, sync, interval_s, segment_bytes, repair=repair)
         self._pending = dict(self._ledger.open)
         """Groups whose timeout is to come, in the order of their admission."""

@@ -30,6 +30,8 @@ WAITING, RUNNING, READY, LEASED, TRAINED, DROPPED = STATES = (
 OPEN = (WAITING, RUNNING)
 """States in which a group takes responses."""
 ENDED = (TRAINED, DROPPED)
+TRAINED_GROUPS = 4096
+"""So many trained groups keep the ids of their responses, so that a repeated `append` changes nothing."""
 ENDED_LEASES = 4096
 """So many ended leases are known, so that a repeated `ack` or `release` changes nothing."""
 
@@ -152,6 +154,8 @@ class Ledger:
         """Groups that are not trained or dropped for good, by id."""
         self.finished: dict[str, tuple[str, str, Any]] = {}
         """State, digest of the prompt, and step or reason of all others."""
+        self.answered: dict[str, dict[str, int]] = {}
+        """Parts of each response of the last of these that were trained."""
         self.open: dict[str, GroupEntry] = {}
         """Groups that take responses, in the order of their admission."""
         self.queue: list[tuple[int, str]] = []
@@ -230,6 +234,8 @@ class Ledger:
             if known.parts[part].digest != prepared.payload.digest or done != ends:
                 msg = f"part {part} of response {response!r} of group {group!r} has other values or another `done`"
                 raise OptionError(msg)
+            return False
+        if part < self.answered.get(group, {}).get(response, 0):
             return False
         if state not in OPEN or entry is None:
             why = f" ({detail})" if state == DROPPED else ""
@@ -402,6 +408,10 @@ class Ledger:
         del self.returnable[group.id], self.groups[group.id]
         detail = group.reason if group.state == DROPPED else group.step
         self.finished[group.id] = group.state, group.digest, detail
+        if group.state != DROPPED:
+            self.answered[group.id] = {name: len(each.parts) for name, each in group.responses.items()}
+            if len(self.answered) > TRAINED_GROUPS:
+                del self.answered[next(iter(self.answered))]
         if group.place is not None:
             group.place.need(-group.share)
         for part in (part for response in group.responses.values() for part in response.parts):
@@ -487,6 +497,7 @@ class Ledger:
             "groups": [_to_json(group) for group in self.groups.values()],
             "returnable": list(self.returnable),
             "finished": [[name, *how] for name, how in self.finished.items()],
+            "answered": list(self.answered.items()),
             "leases": [[name, *lease] for name, lease in self.leases.items()],
             "ended_leases": [[name, *how] for name, how in self.ended_leases.items()],
             "positions": [list(position) for position in self.positions],
@@ -516,6 +527,7 @@ class Ledger:
         ledger.returnable = {name: ledger.groups[name] for name in node["returnable"]}
         ledger.finished = {name: (state, digest, detail) for name, state, digest, detail in node["finished"]}
         ledger.counts.update(state for state, _, _ in ledger.finished.values())
+        ledger.answered = {name: dict(parts) for name, parts in node["answered"]}
         ledger.leases = {
             name: LeaseEntry(tuple(groups), consumer, until) for name, groups, consumer, until in node["leases"]
         }

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from ostinato import GroupBuffer
-from ostinato.errors import NoAnswerError, OptionError, SchemaError, WaitTimeoutError
+from ostinato.errors import NoAnswerError, OptionError, SchemaError, UsageError, WaitTimeoutError
 from ostinato.groups import GroupClient, GroupServer
 
 if TYPE_CHECKING:
@@ -97,6 +97,9 @@ def test_a_client_has_the_methods_and_errors_of_the_buffer(socket: Path) -> None
         assert client.release(lease)
         client.ack(client.lease(id="again"), step=3)
         assert client.state("x") == ("trained", 3)
+        assert not client.append("x", {"tokens": [2], "version": 1}, id="r", part=1)  # repeated late
+        with pytest.raises(UsageError):
+            client.append("x", {"tokens": [2]}, id="r", part=2)
         assert client.position(3)["step"] == 3
         assert client.stats() == buffer.stats()
         assert client.admit(["b"], ids=["y"]) == ["y"]
