@@ -209,35 +209,20 @@ def by_action(samples: Any) -> dict[float, list[float]]:
     return dict(zip(samples.actions[:, 0].tolist(), table.tolist(), strict=True))
 
 
-@pytest.mark.parametrize(
-    ("name", "n", "handle", "normalized"),
-    [
-        ("plain", 1, True, False),
-        ("plain", 5, False, False),
-        ("plain", 3, True, True),
-        ("double", None, True, False),
-        ("discrete", None, True, False),
-        ("image", None, True, False),
-        ("dict", None, True, True),
-    ],
-)
-def test_it_holds_what_the_hosts_own_buffer_holds(name: str, n: int | None, handle: bool, normalized: bool) -> None:
+@pytest.mark.parametrize("name", ["plain", "dict"])
+def test_it_holds_normalized_what_the_hosts_own_buffer_holds(name: str) -> None:
     """Rewards are clipped each by itself before they are added up; `clip_reward` is so low that it matters."""
     set_random_seed(0)
-    space, rollout = SPACES[name], Rollout(2, 3, 37)
-    env = None
-    if normalized:
-        vec = DummyVecEnv([lambda: Count(0, space)] * 3)
-        env = VecNormalize(vec, clip_obs=1e6, clip_reward=0.5, norm_obs_keys=["place"] if name == "dict" else None)
-        env.reset()
-        for _ in range(12):
-            env.step(np.zeros(3, np.int64))
-    kind: Any = host.DictReplayBuffer if name == "dict" else host.NStepReplayBuffer if n else host.ReplayBuffer
-    options: dict[str, Any] = {"handle_timeout_termination": handle, "n_steps": n, "gamma": GAMMA} if n else {}
-    theirs = kind(31, space, ACTIONS, "cpu", 3, **options)
-    ours = make(name, 31, 3, **options)
+    space, rollout, nested = SPACES[name], Rollout(2, 3, 37), name == "dict"
+    vec = DummyVecEnv([lambda: Count(0, space)] * 3)
+    env = VecNormalize(vec, clip_obs=1e6, clip_reward=0.5, norm_obs_keys=["place"] if nested else None)
+    env.reset()
+    for _ in range(12):
+        env.step(np.zeros(3, np.int64))
+    kind: Any = host.DictReplayBuffer if nested else host.NStepReplayBuffer
+    options: dict[str, Any] = {} if nested else {"n_steps": 3, "gamma": GAMMA}
     found, kinds = [], []
-    for buffer in (theirs, ours):
+    for buffer in (kind(31, space, ACTIONS, "cpu", 3, **options), make(name, 31, 3, **options)):
         rollout.fill(buffer, space)
         assert (buffer.pos, buffer.full, buffer.size(), buffer.buffer_size) == (7, True, 10, 10)
         samples: Any = buffer.sample(700, env)
