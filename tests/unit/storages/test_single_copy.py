@@ -162,7 +162,7 @@ def test_a_flushed_directory_opens_again_unless_it_is_damaged(tmp_path: Path) ->
         rb.storage.flush()  # type: ignore[attr-defined]
         rb = ReplayBuffer(storage=stored())
         same_state(rb[:], expected)
-    with pytest.raises(CheckpointError, match="open it with the same single_copy and kinds"):
+    with pytest.raises(CheckpointError):
         stored(single_copy=False)
     for name in ("block-part0.bin", "block-part1.bin", "block0.bin"):
         path = tmp_path / "rows" / name
