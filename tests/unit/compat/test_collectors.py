@@ -116,10 +116,10 @@ def test_what_the_handle_does_not_do() -> None:
     with for_collector(private()) as handle:
         assert handle.shared
         assert handle.share() is handle
-        with pytest.raises(UsageError, match="processes that are being started"):
+        with pytest.raises(UsageError):
             copy.deepcopy(handle)
-    with pytest.raises(KindError, match="needs a buffer with the methods"):
+    with pytest.raises(KindError):
         for_collector(ListStorage(3))  # type: ignore[arg-type]
     if AVAILABLE:
-        with pytest.raises(OptionError, match="pass it as replay_buffer"):
+        with pytest.raises(OptionError):
             for_collector(ReplayBuffer(storage=LazyTensorStorage(3), shared=True))

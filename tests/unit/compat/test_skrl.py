@@ -148,7 +148,7 @@ def test_rows_come_by_step_by_part_and_by_several_steps() -> None:
     parts.add_samples(x=torch.tensor([[1.0], [2.0]], device="cpu"), other=torch.ones(2, 1, device="cpu"))
     assert (len(parts), parts.env_index, parts.memory_index) == (2, 2, 0)
     assert len(parts.sample(["x"], batch_size=5)[0][0]) == 2
-    with pytest.raises(OptionError, match="1 are missing"):
+    with pytest.raises(OptionError):
         parts.add_samples(x=torch.ones(2, 1, device="cpu"))
     parts.add_samples(x=torch.tensor([3.0], device="cpu"), n=None)
     assert (len(parts), parts.env_index, parts.memory_index) == (3, 0, 1)

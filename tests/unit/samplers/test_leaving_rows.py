@@ -52,7 +52,7 @@ def test_iteration_ends_with_the_last_row() -> None:
     assert Counter(row for batch in batches for row in batch) == dict.fromkeys(range(6), 2)
     assert len(buffer) == 0
     assert buffer[:].tolist() == list(range(6))  # rows that have left can be read
-    with pytest.raises(EmptyBufferError, match="empty storage"):
+    with pytest.raises(EmptyBufferError):
         next(iter(buffer))
     buffer.extend(torch.arange(6, 8))
     assert sorted(row for batch in buffer for row in batch.tolist()) == [6, 6, 7, 7]
@@ -82,7 +82,7 @@ def test_damaged_states_raise() -> None:
     for damage in ({"free": whole["free"][[0, 0]]}, {"free": whole["eligible"]}, {"max_sample_count": 0}):
         state = buffer.state_dict()
         state["sampler"]["state"].update(damage)
-        with pytest.raises(CheckpointError, match="sampler's state is damaged"):
+        with pytest.raises(CheckpointError):
             make().load_state_dict(state)
 
 

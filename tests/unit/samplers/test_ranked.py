@@ -99,7 +99,7 @@ def test_states_of_other_options_and_damaged_ones() -> None:
     ):
         state = rb.state_dict()
         state["sampler"]["state"][name] = value
-        with pytest.raises(CheckpointError, match="damaged"):
+        with pytest.raises(CheckpointError):
             make("max", 2).load_state_dict(state)
 
 

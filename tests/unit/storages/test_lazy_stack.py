@@ -79,7 +79,7 @@ def test_options_and_rows_that_raise() -> None:
     with pytest.raises(OptionError, match="stack_dim"):
         LazyStackStorage(4, layout="padded", stack_dim=1)
     storage = LazyStackStorage(4)
-    with pytest.raises(KindError, match="ListStorage"):
+    with pytest.raises(KindError):
         storage.set(0, torch.zeros(3))
     storage.set(range(2), sequences()[:2])
     with pytest.raises(KindError):

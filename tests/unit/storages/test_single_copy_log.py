@@ -1,25 +1,32 @@
-"""Single copies against a storage that keeps every transition whole: whatever is read is equal, at every moment."""
+"""Single copies and codecs against a storage that keeps every transition as it is: whatever is read is equal."""
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer
+from ostinato import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer, ZlibCodec
 
 from ...effort import examples
+from ...registry import seeded
 from .pairs import OBSERVATIONS, OPERATIONS, PARTS, Pair, poison_memory
 
-CODED = partial(LazyTensorStorage, codec={"obs": "zlib"})
+STORAGES: dict[str, tuple[type[LazyTensorStorage], dict[str, Any]]] = {
+    "packed": (LazyTensorStorage, {}),
+    "mapped": (LazyMemmapStorage, {}),
+    "coded": (LazyTensorStorage, {"codec": {"obs": "zlib"}}),
+    "only coded": (
+        LazyTensorStorage,
+        {"codec": {"image": "zlib", ("next", "image"): "auto", "action": ZlibCodec(9)}, "single_copy": False},
+    ),
+}
 
 
 @pytest.mark.usefixtures("backend")
-@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage, CODED])
+@pytest.mark.parametrize("storage", STORAGES)
 @given(
     seed=st.integers(0, 2**32),
     operations=OPERATIONS,
@@ -30,14 +37,15 @@ CODED = partial(LazyTensorStorage, codec={"obs": "zlib"})
 )
 @examples(0.25)
 def test_every_read_is_that_of_a_storage_with_both_copies(
-    storage: Any, seed: int, operations: list[str], num_envs: int, packed: bool, named: bool, parts: Any
+    storage: str, seed: int, operations: list[str], num_envs: int, packed: bool, named: bool, parts: Any
 ) -> None:
-    option: Any = {("next", key): key for key in OBSERVATIONS} if named else True
+    kind, more = STORAGES[storage]
+    pairs: Any = {("next", key): key for key in OBSERVATIONS} if named else True
 
     def make(capacity: int, plain: bool) -> ReplayBuffer:
-        made = storage(capacity, ndim=2 if num_envs else 1, packed=packed, single_copy=False if plain else option)
-        generator = torch.Generator().manual_seed(seed)
-        return ReplayBuffer(storage=made, batch_size=6, dim_extend=0, generator=generator, **parts())
+        options = {} if plain else {"single_copy": pairs, **more}
+        made = kind(capacity, ndim=2 if num_envs else 1, packed=packed, **options)
+        return ReplayBuffer(storage=made, batch_size=6, dim_extend=0, generator=seeded(seed), **parts())
 
     with pytest.MonkeyPatch.context() as patch:
         poison_memory(patch)
