@@ -261,7 +261,7 @@ def _check_left_actors(cluster: Any) -> None:
 # -- options ----------------------------------------------------------------------------------------------------------
 
 
-INVALID: list[tuple[dict[str, Any], str]] = [
+INVALID: list[Any] = [
     ({"lifetime": "detached"}, r"\(lifetime='detached'\) needs a name="),
     ({"remote_config": {"lifetime": "detached"}}, r"\(lifetime='detached'\) needs a name="),
     ({"namespace": "mine"}, r"\(namespace='mine'\) needs a name="),
