@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-__all__ = ["ARM", "CLEAN", "arm", "episode_table", "fill", "locomotion", "tables", "trajectories"]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 
 TOP, WRIST = "observation.images.top", "observation.images.wrist"
@@ -87,14 +85,14 @@ def fill(folder: Path, values: dict[str, Array]) -> None:
         row += table.num_rows
         pq.write_table(table, path)
     path = folder / "meta/stats.json"
-    stats = {name: builders._statistics(column, camera=False, quantiles=True) for name, column in values.items()}
+    stats = {name: builders._statistics(column, camera=False) for name, column in values.items()}
     path.write_text(json.dumps(json.loads(path.read_text()) | stats))
 
     def change(rows: list[dict[str, Any]]) -> None:
         for row in rows:
             span = slice(row["dataset_from_index"], row["dataset_to_index"])
             for name, column in values.items():
-                for kind, value in builders._statistics(column[span], camera=False, quantiles=True).items():
+                for kind, value in builders._statistics(column[span], camera=False).items():
                     row[f"stats/{name}/{kind}"] = value
 
     episode_table(folder, change)

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     Damage = Callable[[Path], Any]
 
-__all__ = ["FAULTS", "Fault"]
-
 LENGTHS = [40, 30, 50]
 DATA, SECOND = (f"data/chunk-000/file-00{number}.parquet" for number in range(2))
 VIDEO, LATER = (f"videos/{TOP}/chunk-000/file-00{number}.mp4" for number in range(2))

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from ostinato import DatasetStorage
 
-__all__ = ["by_path", "check_processes", "check_rows", "flat", "not_opened"]
-
 
 def flat(tree: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
     """Return the leaves of nested dicts by path."""

@@ -19,10 +19,8 @@ from ostinato import (
     PrioritizedSampler,
     RandomSampler,
     ReplayBuffer,
-    SamplerWithoutReplacement,
     SequenceUnit,
     SliceSampler,
-    SliceSamplerWithoutReplacement,
     TensorDictReplayBuffer,
     export,
     open_dataset,
@@ -118,10 +116,8 @@ def same(one: Any, two: Any) -> None:
 
 PARTS: dict[str, Any] = {
     "uniform": lambda: {"sampler": RandomSampler()},
-    "without replacement": lambda: {"sampler": SamplerWithoutReplacement()},
     "prioritized": lambda: {"sampler": PrioritizedSampler(ROWS, 0.7, 0.5)},
     "slices": lambda: {"sampler": SliceSampler(slice_len=4)},
-    "slices without replacement": lambda: {"sampler": SliceSamplerWithoutReplacement(slice_len=4)},
     "n-step": lambda: {"sample_unit": NStep(3, 0.5)},
     "sequence": lambda: {"sample_unit": SequenceUnit(4, burn_in=2, bootstrap=1)},
     "frames": lambda: {"sample_unit": FrameStack(3, ["pixels"])},

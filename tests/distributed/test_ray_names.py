@@ -101,6 +101,13 @@ REFUSED: list[Any] = [
     ({"service_backend": "direct"}, ValueError, "service_backend must be 'ray'"),
     ({"service_backend_options": {"remote_config": {}}}, ValueError, "pass ray_init_config and remote_config"),
     *(({"call_timeout_s": bad}, OptionError, "a number of seconds above 0") for bad in (0, math.nan, True, "60")),
+    ({"lifetime": "detached"}, OptionError, r"\(lifetime='detached'\) needs a name="),
+    ({"remote_config": {"lifetime": "detached"}}, OptionError, r"\(lifetime='detached'\) needs a name="),
+    ({"namespace": "mine"}, OptionError, r"\(namespace='mine'\) needs a name="),
+    ({"name": "a", "lifetime": "forever"}, OptionError, "lifetime must be None or 'detached', got 'forever'"),
+    *(({"name": bad}, OptionError, "name must be a text of 1 to 200") for bad in ("a:b", "", 3)),
+    ({"name": "a", "namespace": "x:y"}, OptionError, "namespace must be a text"),
+    ({"name": "a", "remote_config": {"name": "b"}}, OptionError, "got name='a', and 'b' in remote_config: give one"),
 ]
 NOWHERE = {"checkpoint_dir": "nowhere", "checkpoint_every_s": 1.0}
 OF_SHARDS: list[Any] = [
