@@ -58,7 +58,6 @@ EVERY_KIND: Features = {
     "next.done": ("bool", (1,)),
     "next.success": ("bool", (1,)),
 }
-QUANTILES = (1, 10, 50, 90, 99)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,9 +193,7 @@ def lerobot_v21(folder: Path, *, episodes_per_chunk: int = 1000, **options: Any)
     lines = {
         "tasks": [{"task_index": n, "task": text} for n, text in enumerate(made.task_texts)],
         "episodes": [{"episode_index": e, "tasks": [_task(e % made.tasks)], "length": made.lengths[e]} for e in count],
-        "episodes_stats": [
-            {"episode_index": e, "stats": made.statistics(made.spans[e], quantiles=False)} for e in count
-        ],
+        "episodes_stats": [{"episode_index": e, "stats": made.statistics(made.spans[e])} for e in count],
     }
     for name, rows in lines.items():
         (folder / f"meta/{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -312,13 +309,12 @@ class Recording:
             for table in tables:
                 writer.write_table(table.cast(schema))
 
-    def statistics(self, span: slice, *, quantiles: bool = True) -> dict[str, dict[str, Any]]:
+    def statistics(self, span: slice) -> dict[str, dict[str, Any]]:
         """Statistics of all features; those of pictures are of the frames before they were encoded."""
         return {
             name: _statistics(
                 self.frames[name][span] if name in self.frames else self.columns[name][span],
                 camera=name in self.frames,
-                quantiles=quantiles,
             )
             for name in self.described
         }
@@ -411,21 +407,13 @@ def _hugging_face(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {"shape": entry["shape"], "dtype": entry["dtype"], "_type": f"Array{len(entry['shape'])}D"}
 
 
-def _statistics(values: Array, *, camera: bool, quantiles: bool) -> dict[str, Any]:
+def _statistics(values: Array, *, camera: bool) -> dict[str, Any]:
     """Statistics of `[rows, ...]`, or of pictures `[rows, H, W, 3]` for each color between 0 and 1."""
     if camera:
         values = values.astype(np.float64) / 255
     axes, keep = ((0, 1, 2), (3, 1, 1)) if camera else ((0,), values.shape[1:] or (1,))
     numbers = values.astype(np.float64)
-    result: dict[str, Any] = {
-        "min": numbers.min(axes),
-        "max": numbers.max(axes),
-        "mean": numbers.mean(axes),
-        "std": numbers.std(axes),
-    }
-    if quantiles:
-        values_at = np.quantile(numbers, np.array(QUANTILES) / 100, axes)
-        result |= {f"q{q:02d}": value for q, value in zip(QUANTILES, values_at, strict=True)}
+    result = {name: getattr(numbers, name)(axes) for name in ("min", "max", "mean", "std")}
     return {name: np.reshape(value, keep).tolist() for name, value in result.items()} | {"count": [len(values)]}
 
 

@@ -8,18 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import torch
 
-from ostinato import LazyTensorStorage, ReplayBuffer, TrajectoryReplayBuffer
-
-from ..unit.trajectories.rollouts import rollout
+from ..unit.trajectories.rollouts import saving
 from . import builders
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-
-__all__ = ["ARM", "CLEAN", "arm", "episode_table", "fill", "locomotion", "tables"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -90,14 +85,14 @@ def fill(folder: Path, values: dict[str, Array]) -> None:
         row += table.num_rows
         pq.write_table(table, path)
     path = folder / "meta/stats.json"
-    stats = {name: builders._statistics(column, camera=False, quantiles=True) for name, column in values.items()}
+    stats = {name: builders._statistics(column, camera=False) for name, column in values.items()}
     path.write_text(json.dumps(json.loads(path.read_text()) | stats))
 
     def change(rows: list[dict[str, Any]]) -> None:
         for row in rows:
             span = slice(row["dataset_from_index"], row["dataset_to_index"])
             for name, column in values.items():
-                for kind, value in builders._statistics(column[span], camera=False, quantiles=True).items():
+                for kind, value in builders._statistics(column[span], camera=False).items():
                     row[f"stats/{name}/{kind}"] = value
 
     episode_table(folder, change)
@@ -195,27 +190,14 @@ def _robomimic_arm(path: Path) -> Path:
     return path
 
 
-def _checkpoint(folder: Path) -> Path:
-    values = locomotion([300, 200])
-    buffer = ReplayBuffer(storage=LazyTensorStorage(500))
-    last = torch.zeros(500, dtype=torch.bool)
-    last[[299, 499]] = True
-    row = {"observation": torch.from_numpy(values["observations"]), "action": torch.from_numpy(values["actions"])}
-    following = {"reward": torch.from_numpy(values["rewards"]), "done": last, "terminated": last}
-    buffer.extend({**row, "next": following})
-    buffer.dumps(folder)
-    return folder
-
-
-def _trajectories(folder: Path) -> Path:
-    with TrajectoryReplayBuffer(auto_save=True, auto_save_path=folder) as buffer:
-        buffer.add_trajectories([rollout(number, 6) for number in range(3)])
+def trajectories(folder: Path) -> Path:
+    saving(folder, 3).close()
     return folder
 
 
 def _ranks(folder: Path) -> Path:
     for rank in range(2):
-        _trajectories(folder / f"rank_{rank}")
+        trajectories(folder / f"rank_{rank}")
     return folder
 
 
@@ -259,7 +241,6 @@ CLEAN: dict[str, Callable[[Path], Path]] = {
     "grid-world": _grid_world,
     "robomimic-arm": _robomimic_arm,
     "ranks": _ranks,
-    "checkpoint": _checkpoint,
     "zarr-2": lambda p: builders.diffusion_zarr(p).path,
     "zarr-zip": lambda p: builders.diffusion_zarr(p.with_suffix(".zip"), zarr_format=3, picture_dtype="float32").path,
     "zarr-pusht": _zarr_pusht,

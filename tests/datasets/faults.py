@@ -13,19 +13,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from ostinato import LazyTensorStorage, ReplayBuffer, TrajectoryReplayBuffer
+from ostinato import LazyTensorStorage, ReplayBuffer
 
-from ..unit.trajectories.rollouts import rollout
 from . import builders
-from .clean import ARM, TOP, Array, arm, episode_table, fill, tables
+from .clean import ARM, TOP, Array, arm, episode_table, fill, tables, trajectories
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     Damage = Callable[[Path], Any]
-
-__all__ = ["FAULTS", "Fault"]
 
 LENGTHS = [40, 30, 50]
 DATA, SECOND = (f"data/chunk-000/file-00{number}.parquet" for number in range(2))
@@ -106,12 +103,6 @@ def arrow(folder: Path) -> Path:
 
 def zarr(folder: Path) -> Path:
     return builders.diffusion_zarr(folder, lengths=(10, 10, 10), chunk_rows=10).path
-
-
-def saved(folder: Path) -> Path:
-    with TrajectoryReplayBuffer(auto_save=True, auto_save_path=folder) as buffer:
-        buffer.add_trajectories([rollout(number, 2) for number in range(3)])
-    return folder
 
 
 def nothing(folder: Path) -> Path:
@@ -334,15 +325,6 @@ def a_saved_buffer_with_a_black_camera(folder: Path) -> None:
     rb.dumps(folder)
 
 
-def nan_in_a_trajectory(folder: Path) -> None:
-    trajectories = [rollout(number, 2) for number in range(3)]
-    rewards = trajectories[2].rewards
-    assert rewards is not None
-    rewards[0] = float("nan")
-    with TrajectoryReplayBuffer(auto_save=True, auto_save_path=folder) as buffer:
-        buffer.add_trajectories(trajectories)
-
-
 # -- the faults: what is written and damaged, the check that finds it, where, and what else may be found ---------------
 
 STATE, ACTION = "observation.state", "action"
@@ -355,7 +337,6 @@ FAULTS: dict[str, Fault] = {
     "a_video_is_missing": planted(v3_camera, remove(VIDEO), "file-missing", file=VIDEO, episode=0, camera=TOP),
     "the_statistics_are_missing": planted(v3, remove(STATS), "file-missing", WARNING, file=STATS),
     "the_description_is_missing": planted(v3, remove(INFO), "file-missing", also=("field-unlisted",), file=INFO),
-    "the_description_is_cut": planted(v3, cut(INFO), "file-unreadable", also=("field-unlisted",), file=INFO),
     "a_table_is_cut": planted(v3, cut(DATA, 0.7), "file-unreadable", file=DATA, episode=0),
     "a_video_has_no_index": planted(v3_camera, cut(VIDEO), "file-unreadable", file=VIDEO, episode=0, camera=TOP),
     "a_video_with_its_index_in_front_is_cut": planted(
@@ -371,7 +352,6 @@ FAULTS: dict[str, Fault] = {
     "the_frame_rate_is_no_number": planted(
         v3, info(fps="ten"), "metadata-invalid", also=("timestamp-rate",), file=INFO
     ),
-    "the_total_of_frames_is_wrong": planted(v3, info(total_frames=119), "count-mismatch", field="total_frames"),
     "a_split_has_too_many_episodes": planted(
         v3, info(splits={"train": "0:2", "test": "2:9"}), "split-invalid", file=INFO, field="splits"
     ),
@@ -417,9 +397,6 @@ FAULTS: dict[str, Fault] = {
         also=("count-mismatch", "index-order", *MISMATCH),
         file=DATA,
         episode=1,
-    ),
-    "episodes_overlap_in_the_table": planted(
-        v3, episode(1, dataset_from_index=38, dataset_to_index=68), "episode-bounds", file="meta/episodes", episode=1
     ),
     "an_episode_is_there_twice": planted(
         nothing, an_episode_twice, "episode-duplicate", WARNING, also=MISMATCH, episode=1
@@ -517,13 +494,6 @@ FAULTS: dict[str, Fault] = {
         v3, episode(0, tasks=[builders._task(1)]), "task-mismatch", WARNING, file=DATA, episode=0
     ),
     # cameras
-    "a_video_is_too_short": planted(
-        v21,
-        video(builders.pictures(4, 32, 32), f"videos/chunk-000/{TOP}/episode_000001.mp4"),
-        "video-frames",
-        episode=1,
-        camera=TOP,
-    ),
     "a_video_of_two_episodes_is_too_short": planted(
         v3_camera, video(builders.pictures(60, 32, 32)), "video-frames", file=VIDEO, episode=1, frame=20, camera=TOP
     ),
@@ -667,17 +637,10 @@ FAULTS: dict[str, Fault] = {
     "a_camera_of_a_buffer_is_black": planted(
         nothing, a_saved_buffer_with_a_black_camera, "camera-blank", WARNING, episode=1, camera="observation.image"
     ),
-    "ends_are_no_integers": planted(
-        nothing,
-        lambda _: {"action": arm([20, 20])["action"], "episode_ends": np.array([20.0, 40.0])},
-        "episode-bounds",
-        also=("value-jump",),
-        field="episode_ends",
-    ),
-    "a_saved_trajectory_has_nan": planted(
-        nothing, nan_in_a_trajectory, "value-nan", episode=8, frame=0, field="next.reward"
-    ),
     "saved_trajectories_count_wrong": planted(
-        saved, edited("metadata.json", lambda meta: meta.update(total_samples=1)), "saved-damaged", file="metadata.json"
+        trajectories,
+        edited("metadata.json", lambda meta: meta.update(total_samples=1)),
+        "saved-damaged",
+        file="metadata.json",
     ),
 }

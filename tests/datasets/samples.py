@@ -6,15 +6,16 @@ import pickle
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pytest
 import torch
 from torch.utils.data import DataLoader
+
+from ostinato import open_dataset
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ostinato import DatasetStorage
-
-__all__ = ["check_processes", "check_rows", "flat", "nested"]
 
 
 def flat(tree: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
@@ -25,16 +26,15 @@ def flat(tree: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
     return out
 
 
-def nested(columns: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return columns by path as nested dicts."""
-    out: dict[str, Any] = {}
-    for key, value in columns.items():
-        path = (key,) if isinstance(key, str) else key
-        level = out
-        for part in path[:-1]:
-            level = level.setdefault(part, {})
-        level[path[-1]] = value
-    return out
+def by_path(columns: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Return columns by path, of which a text is the only part."""
+    return {(key,) if isinstance(key, str) else key: values for key, values in columns.items()}
+
+
+def not_opened(source: Any, error: Any, words: str | None, **options: Any) -> None:
+    """Opening a dataset raises."""
+    with pytest.raises(error, match=words):
+        open_dataset(source, **options)
 
 
 def check_rows(dataset: DatasetStorage, columns: Mapping[Any, Any], lengths: list[int]) -> None:
@@ -43,7 +43,7 @@ def check_rows(dataset: DatasetStorage, columns: Mapping[Any, Any], lengths: lis
     generator = np.random.default_rng(0)
     for index in (slice(None), torch.from_numpy(generator.integers(0, sum(lengths), 50))):
         rows = flat(dataset[index])
-        for path, expected in flat(nested(columns)).items():
+        for path, expected in by_path(columns).items():
             np.testing.assert_array_equal(rows[path].numpy(), expected[index], err_msg=str(path), strict=True)
 
 
@@ -55,5 +55,5 @@ def check_processes(dataset: DatasetStorage, columns: Mapping[Any, Any], *, meth
     assert copy.fingerprint == dataset.fingerprint
     loader: DataLoader[Any] = DataLoader(dataset, batch_size=5, num_workers=1, multiprocessing_context=method)  # type: ignore[arg-type]
     batches = [flat(batch) for batch in loader]
-    for path, values in flat(nested(columns)).items():
+    for path, values in by_path(columns).items():
         np.testing.assert_array_equal(torch.cat([batch[path] for batch in batches]).numpy(), values)

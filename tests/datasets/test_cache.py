@@ -30,7 +30,7 @@ from ostinato.errors import (
 
 from ..processes import CONTEXT
 from .builders import Model, lerobot_v3
-from .samples import check_processes
+from .samples import check_processes, not_opened
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -261,14 +261,12 @@ def test_a_changed_dataset_and_other_directories_are_refused(model: Model, tmp_p
         folder = tmp_path / f"cache of {path.name}"
         open_dataset(path, cache="disk", cache_dir=folder)
         os.utime(video, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
-        with pytest.raises(CheckpointError, match="have changed since"):
-            open_dataset(path, cache="disk", cache_dir=folder)
+        not_opened(path, CheckpointError, "have changed since", cache="disk", cache_dir=folder)
         os.utime(video, ns=(status.st_atime_ns, status.st_mtime_ns))
         open_dataset(path, cache="disk", cache_dir=folder)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.txt").write_text("important")
-    with pytest.raises(OptionError, match=r"thesis\.txt"):
-        open_dataset(model.path, cache="disk", cache_dir=tmp_path / "other")
+    not_opened(model.path, OptionError, r"thesis\.txt", cache="disk", cache_dir=tmp_path / "other")
     assert [path.name for path in (tmp_path / "other").iterdir()] == ["thesis.txt"]
 
 
@@ -306,15 +304,20 @@ def test_too_little_memory_and_disk_are_said_at_once(
 ) -> None:
     psutil = pytest.importorskip("psutil")
     monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Memory", (), {"available": 1000}))
-    with pytest.raises(StorageMemoryError, match=r'cache="memory" needs \d+ bytes .* 1000 bytes'):
-        open_dataset(written.path, cache="memory")
+    not_opened(written.path, StorageMemoryError, r'cache="memory" needs \d+ bytes .* 1000 bytes', cache="memory")
     open_dataset(written.path, cache="memory", episodes=[0], fields=["timestamp"])
     need = ROWS * 3 * (32 * 48 + 24 * 32)
     for free in (need - 1, need):
         monkeypatch.setattr(files, "free_bytes", lambda _, free=free: free)
         if free < need:
-            with pytest.raises(StorageMemoryError, match=rf'cache="disk" needs {need} bytes .* {free} bytes'):
-                open_dataset(written.path, cache="disk", cache_dir=tmp_path / "cache", fields=[TOP, WRIST])
+            not_opened(
+                written.path,
+                StorageMemoryError,
+                rf'cache="disk" needs {need} bytes .* {free} bytes',
+                cache="disk",
+                cache_dir=tmp_path / "cache",
+                fields=[TOP, WRIST],
+            )
         else:
             open_dataset(written.path, cache="disk", cache_dir=tmp_path / "cache", fields=[TOP, WRIST])
     for options, message in (
@@ -323,7 +326,5 @@ def test_too_little_memory_and_disk_are_said_at_once(
         ({"cache_dir": tmp_path}, 'cache_dir is for cache="disk"'),
         ({"tolerance_s": "0.1"}, "tolerance_s"),
     ):
-        with pytest.raises(OptionError, match=message):
-            open_dataset(written.path, **options)
-    with pytest.raises(OptionError, match="is in memory already"):
-        open_dataset({"x": np.zeros(3)}, cache="memory", episode_ends=[3])
+        not_opened(written.path, OptionError, message, **options)
+    not_opened({"x": np.zeros(3)}, OptionError, "is in memory already", cache="memory", episode_ends=[3])

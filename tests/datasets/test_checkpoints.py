@@ -27,6 +27,8 @@ from ostinato import (
 )
 from ostinato.errors import CheckpointError, DamagedFileError, KindError, SchemaError
 
+from .samples import not_opened
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
@@ -108,8 +110,7 @@ def test_it_is_pickled_as_a_path_and_damage_is_named(tmp_path: Path) -> None:
         pickle.loads(sent)
     largest = max((tmp_path / "saved").rglob("*.bin"), key=lambda file: file.stat().st_size)
     largest.write_bytes(largest.read_bytes()[:-8])
-    with pytest.raises(DamagedFileError, match=largest.name):
-        open_dataset(tmp_path / "saved")
+    not_opened(tmp_path / "saved", DamagedFileError, largest.name)
 
 
 @pytest.mark.parametrize("kind", ["deleted", "written again", "used up", "popped", "ranked", "edited"])
@@ -147,8 +148,7 @@ def test_buffers_without_flags_or_rows(tmp_path: Path) -> None:
     listed = ReplayBuffer(storage=ListStorage(10))
     listed.extend([1, 2, 3])
     listed.dumps(tmp_path / "listed")
-    with pytest.raises(KindError, match="Python objects"):
-        open_dataset(tmp_path / "listed")
+    not_opened(tmp_path / "listed", KindError, "Python objects")
     empty = ReplayBuffer(storage=LazyTensorStorage(10))
     empty.extend({"x": torch.arange(5)})
     empty.dumps(tmp_path / "flagless")
@@ -157,17 +157,14 @@ def test_buffers_without_flags_or_rows(tmp_path: Path) -> None:
     assert "nothing tells where episodes end" in dataset.assumptions[0]
     empty.delete(torch.arange(5))
     empty.dumps(tmp_path / "deleted")
-    with pytest.raises(SchemaError, match="holds no rows: all of them were deleted or used up"):
-        open_dataset(tmp_path / "deleted")
+    not_opened(tmp_path / "deleted", SchemaError, "holds no rows: all of them were deleted or used up")
     empty.empty()
     empty.dumps(tmp_path / "empty")
-    with pytest.raises(SchemaError, match="no rows"):
-        open_dataset(tmp_path / "empty")
+    not_opened(tmp_path / "empty", SchemaError, "no rows")
     both = ReplayBufferEnsemble(*(ReplayBuffer(storage=LazyTensorStorage(10)) for _ in range(2)))
     both.members[0].extend({"x": torch.arange(5)})
     both.dumps(tmp_path / "both")
-    with pytest.raises(KindError, match="ensemble"):
-        open_dataset(tmp_path / "both")
+    not_opened(tmp_path / "both", KindError, "ensemble")
 
 
 # -- TorchRL -----------------------------------------------------------------------------------------------------------

@@ -21,13 +21,13 @@ from ostinato import open_dataset
 from ostinato.errors import DamagedFileError, KindError, MissingFileError, SchemaError
 
 from .builders import EVERY_KIND, STATE, Model, lerobot_v3, lerobot_v21
-from .samples import check_processes, check_rows
+from .samples import check_processes, check_rows, not_opened
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-WRITERS: dict[str, Callable[..., Model]] = {"v3": lerobot_v3, "v2.1": lerobot_v21}
+WRITERS: dict[str, Any] = {"v3": lerobot_v3, "v2.1": lerobot_v21}
 KINDS = {**EVERY_KIND, "observation.bytes": ("uint8", (3,)), "observation.one": ("int32", (1,))}
 TOP, WRIST, DEPTH = "observation.images.top", "observation.images.wrist", "observation.images.still"
 CAMERAS = {TOP: (32, 48), WRIST: (48, 32)}
@@ -176,15 +176,10 @@ def test_version_2_0_and_missing_episodes(tmp_path: Path) -> None:
     check_rows(dataset, {name: values[rows] for name, values in model.columns.items()}, [4, 5])
     assert dataset.metadata["episode_index"] == [0, 2]
     assert dataset.metadata["stats"] == {"action": {"mean": [1.0, 2.0]}}
-    for make in WRITERS.values():
-        path = make(tmp_path / make.__name__).path
-        for table in (path / "data").rglob("*.parquet"):
-            rewrite(table, changed("index", lambda values: values.__setitem__(slice(None), [v + 100 for v in values])))
-        if make is lerobot_v21:  # subsets of datasets keep it
-            assert open_dataset(path)["index"].tolist() == list(range(100, 121))
-        else:
-            with pytest.raises(DamagedFileError, match="index 100 in episode 0, frame 0, where index 0 should be"):
-                open_dataset(path)[0]
+    path = lerobot_v21(tmp_path / "subset").path
+    for table in (path / "data").rglob("*.parquet"):
+        rewrite(table, changed("index", lambda values: values.__setitem__(slice(None), [v + 100 for v in values])))
+    assert open_dataset(path)["index"].tolist() == list(range(100, 121)), "subsets of datasets keep it"
 
 
 @pytest.mark.parametrize("kind", [pa.large_string(), pa.dictionary(pa.int8(), pa.string())])
@@ -227,7 +222,7 @@ def edit_info(path: Path, **entries: Any) -> None:
 def test_wrong_entries_of_the_info_are_named(small: Model, tmp_path: Path) -> None:
     path = copied(small, tmp_path)
     content = (path / "meta/info.json").read_text()
-    table: list[tuple[dict[str, Any], str]] = [
+    table: list[Any] = [
         ({"fps": 0}, "fps must be a positive number, got 0"),
         ({"fps": None}, "fps must be a positive number"),
         ({"features": {}}, "features must name"),
@@ -244,16 +239,14 @@ def test_wrong_entries_of_the_info_are_named(small: Model, tmp_path: Path) -> No
     ]
     for entries, message in table:
         edit_info(path, **entries)
-        with pytest.raises((DamagedFileError, KindError), match=message):
-            open_dataset(path)
+        not_opened(path, (DamagedFileError, KindError), message)
         (path / "meta/info.json").write_text(content)
     lines = path / "meta/tasks.jsonl"
     if lines.exists():
         lines.write_text('{"task_index": 1000000000000, "task": "pick"}')
     else:
         rewrite(path / "meta/tasks.parquet", changed("task_index", lambda values: values.__setitem__(0, 1 << 40)))
-    with pytest.raises(DamagedFileError, match=r"tasks.*line 1: task_index must be an integer of at least 0 and below"):
-        open_dataset(path)
+    not_opened(path, DamagedFileError, r"tasks.*line 1: task_index must be an integer of at least 0 and below")
 
 
 def test_metadata_cut_short_is_named(small: Model, tmp_path: Path) -> None:
@@ -265,8 +258,7 @@ def test_metadata_cut_short_is_named(small: Model, tmp_path: Path) -> None:
             open_dataset(path).metadata["stats"]
         other.unlink()
         if "stats" not in other.name:
-            with pytest.raises((MissingFileError, KindError), match=r"is missing|has no Parquet file|not recognized"):
-                open_dataset(path)
+            not_opened(path, (MissingFileError, KindError), r"is missing|has no Parquet file|not recognized")
 
 
 def in_episodes(path: Path, name: str, values: dict[int, Any]) -> None:
@@ -290,8 +282,7 @@ def test_wrong_episodes_of_version_3(tmp_path: Path) -> None:
         ("data/file_index", 2, 0, "apart from the episodes before it"),
     ):
         in_episodes(model.path, name, {row: value})
-        with pytest.raises(DamagedFileError, match=message):
-            open_dataset(model.path)
+        not_opened(model.path, DamagedFileError, message)
         path.write_bytes(content)
     model = lerobot_v3(tmp_path / "rows", lengths=(4, 3), episodes_per_file=2)
     for name, values in (("length", {0: 3, 1: 4}), ("dataset_to_index", {0: 3}), ("dataset_from_index", {1: 3})):
@@ -315,16 +306,13 @@ def test_wrong_lines_of_version_2_1(tmp_path: Path) -> None:
         ([first], "total_episodes 2, but .*episodes.jsonl gives 1"),
     ):
         file.write_text("\n".join(lines) + "\n")
-        with pytest.raises(DamagedFileError, match=message):
-            open_dataset(model.path)
+        not_opened(model.path, DamagedFileError, message)
     for size in (0, "1"):
         edit_info(model.path, chunks_size=size)
-        with pytest.raises(DamagedFileError, match="chunks_size must be an integer of at least 1"):
-            open_dataset(model.path)
+        not_opened(model.path, DamagedFileError, "chunks_size must be an integer of at least 1")
     edit_info(model.path, chunks_size=1000)
     file.write_text("")
-    with pytest.raises(SchemaError, match="has no episode"):
-        open_dataset(model.path)
+    not_opened(model.path, SchemaError, "has no episode")
     file.write_text(f"{first}\n{second.replace('3}', '4}')}\n")
     edit_info(model.path, total_frames=8)
     dataset = open_dataset(model.path)
@@ -342,7 +330,7 @@ def test_wrong_tables_are_named(small: Model, tmp_path: Path) -> None:
     path = copied(small, tmp_path)
     first, last = min((path / "data").rglob("*.parquet")), max((path / "data").rglob("*.parquet"))
     content = first.read_bytes()
-    changes: list[tuple[Callable[[pa.Table], pa.Table], str]] = [
+    changes: list[Any] = [
         (lambda table: table.drop_columns("action"), r"\(episode \d\) has no column 'action': it has"),
         (lambda table: table.slice(1), "rows, but .*episodes.* gives .* rows to"),
         (lambda table: table.take([0, 2, 1, *range(3, len(table))]), "index 2 in episode 0, frame 1, where index 1"),

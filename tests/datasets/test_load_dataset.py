@@ -137,7 +137,7 @@ def test_buffers_that_cannot_be_written_or_go_on_wrongly() -> None:
 
 def test_wrong_options_and_sources() -> None:
     rb = buffer()
-    wrong: list[tuple[str, Any]] = [
+    wrong: list[Any] = [
         *(("rows", value) for value in ([3, 2], [], 3)),
         *(("episodes", value) for value in ([], [7])),
         *(("batch_rows", value) for value in (0, True)),

@@ -27,7 +27,7 @@ from ostinato import open_dataset
 from ostinato.errors import DamagedFileError, KindError, SchemaError, UsageError
 
 from .builders import minari_dataset
-from .samples import check_processes, check_rows, flat
+from .samples import by_path, check_processes, check_rows, flat, not_opened
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -82,7 +82,7 @@ def test_every_number_is_that_of_the_episodes(tmp_path: Path, kind: str, observa
         now["info", name] = np.concatenate([part[:-1] for part in parts])
         after["next", "info", name] = np.concatenate([part[1:] for part in parts])
     check_rows(dataset, now | after, model.lengths)
-    assert flat(dataset[:]).keys() == {(k,) if isinstance(k, str) else k for k in {**model.columns, **now, **after}}
+    assert flat(dataset[:]).keys() == by_path({**model.columns, **now, **after}).keys()
     assert dataset.assumptions == ()
     check_processes(open_dataset(model.path, max_bytes=2000), model.columns)
 
@@ -97,8 +97,7 @@ def test_objects_and_their_filtered_episodes_are_used(tmp_path: Path) -> None:
     assert open_dataset(whole).fingerprint == open_dataset(model.path).fingerprint
     prints = [open_dataset(MinariDataset(model.path / "data", np.array(part))).fingerprint for part in ([0, 1], [1, 0])]
     assert len({*prints, open_dataset(model.path).fingerprint}) == 3
-    with pytest.raises(SchemaError, match="no episodes"):
-        open_dataset(whole.filter_episodes(lambda episode: False))
+    not_opened(whole.filter_episodes(lambda episode: False), SchemaError, "no episodes")
 
 
 @pytest.mark.parametrize("kind", ["hdf5", "arrow"])
@@ -147,7 +146,6 @@ def test_infos_that_are_no_columns_are_named(tmp_path: Path) -> None:
     ("name", "values", "message"),
     [
         ("episode_1", None, r"main_data.hdf5: episode_1 has no actions, observations, rewards"),
-        ("episode_2/rewards", None, "episode_2 has no rewards"),
         ("episode_0/observations", None, "episode_0 has no observations"),
         ("episode_1/rewards", np.zeros(0), "episode_1 has no steps"),
         ("episode_0/observations", np.zeros((6, 3)), r"observations has the shape \[6, 3\].*7 rows"),
@@ -155,7 +153,6 @@ def test_infos_that_are_no_columns_are_named(tmp_path: Path) -> None:
         ("episode_1/observations", np.zeros((4, 3)), r"episode_1/observations.*\[4, 3\].*5 rows"),
         ("episode_1/observations", np.zeros((5, 4)), r"episode_1/observations.*\[4\].*\[3\]"),
         ("episode_1/observations", np.zeros((5, 3), "f"), "episode_1/observations.*float32"),
-        ("episode_1/terminations", np.zeros(3, bool), "episode_1/terminations.*4 rows"),
         ("episode_1/infos/qpos", np.zeros((4, 2)), "episode_1/infos/qpos.*5 rows"),
     ],
 )
@@ -175,7 +172,7 @@ def test_damaged_files_and_metadata_are_named(tmp_path: Path) -> None:
         check_rows(open_dataset(path), model.columns, model.lengths)
     path = model.path / "data" / "metadata.json"
     metadata = json.loads(path.read_text())
-    table: list[tuple[str, Any, str]] = [
+    table: list[Any] = [
         ("observation_space", None, r"no observation_space.*runs code of others"),
         ("action_space", '{"type": "Box"}', "action_space cannot be read"),
         ("data_format", "csv", "data_format is 'csv'"),
@@ -189,16 +186,13 @@ def test_damaged_files_and_metadata_are_named(tmp_path: Path) -> None:
         if message.startswith("metadata"):
             assert open_dataset(model.path).assumptions[0] == message
         else:
-            with pytest.raises(DamagedFileError, match=message):
-                open_dataset(model.path)
+            not_opened(model.path, DamagedFileError, message)
     path.write_text("[1")
-    with pytest.raises(KindError, match="not recognized"):
-        open_dataset(model.path)
+    not_opened(model.path, KindError, "not recognized")
     path.write_text(json.dumps(metadata))
     file = model.path / "data" / "main_data.hdf5"
     file.unlink()
-    with pytest.raises(DamagedFileError, match=r"main_data.hdf5 is missing"):
-        open_dataset(model.path)
+    not_opened(model.path, DamagedFileError, r"main_data.hdf5 is missing")
 
 
 def test_a_file_that_is_being_written_is_named(tmp_path: Path) -> None:
@@ -209,8 +203,7 @@ def test_a_file_that_is_being_written_is_named(tmp_path: Path) -> None:
         assert writer.stdin is not None
         assert writer.stdout is not None
         writer.stdout.readline()
-        with pytest.raises(UsageError, match="open for writing elsewhere"):
-            open_dataset(model.path)
+        not_opened(model.path, UsageError, "open for writing elsewhere")
         writer.stdin.close()
     check_rows(open_dataset(model.path), model.columns, model.lengths)
 
@@ -240,5 +233,4 @@ def test_damaged_episodes_of_arrow_are_named(tmp_path: Path, kind: str) -> None:
     with pytest.raises(DamagedFileError, match=f"data/1 has no {kind} file"):
         dataset[6]
     (folder / "metadata.json").write_text("{}")
-    with pytest.raises(DamagedFileError, match=r"1/metadata.json: total_steps must be"):
-        open_dataset(model.path)
+    not_opened(model.path, DamagedFileError, r"1/metadata.json: total_steps must be")

@@ -13,6 +13,7 @@ from ostinato import Trajectory, TrajectoryReplayBuffer, open_dataset
 from ostinato.errors import CheckpointError, DamagedFileError, SchemaError
 
 from ..unit.trajectories.rollouts import rollout, serials
+from .samples import not_opened
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -67,16 +68,13 @@ def test_fields_that_differ_and_files_that_cannot_be_read(tmp_path: Path) -> Non
         other = rollout(1, **changed)
         write(tmp_path / name, *([other] if name == "extra" else [rollout(0), other]))
         if message:
-            with pytest.raises(SchemaError, match=message):
-                open_dataset(tmp_path / name)
+            not_opened(tmp_path / name, SchemaError, message)
     dataset = open_dataset(tmp_path / "versions")
     assert ("versions",) not in dataset.schema.paths
     assert any("versions" in sentence for sentence in dataset.assumptions)
     write(tmp_path / "pkl", rollout(0), trajectory_format="pkl", allow_pickle=True)
-    with pytest.raises(CheckpointError, match="allow-pickle"):
-        open_dataset(tmp_path / "pkl")
+    not_opened(tmp_path / "pkl", CheckpointError, "allow-pickle")
     file = next((tmp_path / "versions").glob("trajectory_1_*"))
     for damage in (lambda: file.write_bytes(file.read_bytes()[:-100]), file.unlink):
         damage()
-        with pytest.raises(DamagedFileError, match="trajectory_1_"):
-            open_dataset(tmp_path / "versions")
+        not_opened(tmp_path / "versions", DamagedFileError, "trajectory_1_")

@@ -21,7 +21,7 @@ from ostinato import open_dataset
 from ostinato.errors import DamagedFileError, EpisodesError, KindError, OptionError, SchemaError
 
 from .builders import diffusion_zarr, last_rows
-from .samples import check_processes, check_rows, flat
+from .samples import check_processes, check_rows, flat, not_opened
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,8 +63,7 @@ def test_groups_are_opened(tmp_path: Path, version: int) -> None:
     outer.create_group("in")
     shutil.copytree(model.path, tmp_path / "b.zarr" / "in" / "ner")
     check_rows(open_dataset(outer["in/ner"]), model.columns, model.lengths)
-    with pytest.raises(DamagedFileError, match=r"b.zarr has no meta/episode_ends"):
-        open_dataset(tmp_path / "b.zarr")
+    not_opened(tmp_path / "b.zarr", DamagedFileError, r"b.zarr has no meta/episode_ends")
 
 
 def test_wrong_ends_of_episodes_and_arrays_that_disagree_are_named(tmp_path: Path) -> None:
@@ -77,19 +76,14 @@ def test_wrong_ends_of_episodes_and_arrays_that_disagree_are_named(tmp_path: Pat
         ([], "must be integers"),
     ):
         group.create_array("meta/episode_ends", data=np.array(ends), overwrite=True)
-        with pytest.raises(EpisodesError, match=rf"a.zarr: meta/episode_ends .*{message}"):
-            open_dataset(model.path)
+        not_opened(model.path, EpisodesError, rf"a.zarr: meta/episode_ends .*{message}")
     group.create_array("data/force", data=np.zeros(17))
-    with pytest.raises(DamagedFileError, match=r"data/force has 17 rows, data/action has 18"):
-        open_dataset(model.path)
+    not_opened(model.path, DamagedFileError, r"data/force has 17 rows, data/action has 18")
     group.create_array("data/force", data=np.array(3.0), overwrite=True)
-    with pytest.raises(DamagedFileError, match="data/force is one value"):
-        open_dataset(model.path)
+    not_opened(model.path, DamagedFileError, "data/force is one value")
     shutil.rmtree(model.path / "data")
-    with pytest.raises(DamagedFileError, match="no array in data"):
-        open_dataset(model.path)
-    with pytest.raises(OptionError, match="filter_key"):
-        open_dataset(model.path, filter_key="train")
+    not_opened(model.path, DamagedFileError, "no array in data")
+    not_opened(model.path, OptionError, "filter_key", filter_key="train")
 
 
 class Hostile:
@@ -116,15 +110,13 @@ def test_pickled_objects_are_never_loaded(tmp_path: Path, suffix: str, where: st
         with zipfile.ZipFile(path, "w") as archive:
             for file in sorted(model.path.rglob("*")):
                 archive.write(file, file.relative_to(model.path))
-    with pytest.raises(SchemaError, match="data/action holds pickled Python objects, which are never loaded"):
-        open_dataset(path)
+    not_opened(path, SchemaError, "data/action holds pickled Python objects, which are never loaded")
     if suffix == ".zarr":
         store = zarr.storage.MemoryStore()
         group = zarr.open_group(store, mode="w", zarr_format=2)
         group.create_array("data/text", data=np.array(["a", "b"], dtype="U1"))
         group.create_array("meta/episode_ends", data=np.array([2]))
-        with pytest.raises(SchemaError, match="data/text does not hold numbers"):
-            open_dataset(group)
+        not_opened(group, SchemaError, "data/text does not hold numbers")
 
 
 @pytest.mark.parametrize("version", [2, 3])
@@ -144,16 +136,12 @@ def test_damaged_files_are_named(tmp_path: Path, version: int) -> None:
     path = model.path / "data" / "state" / (".zarray" if version == 2 else "zarr.json")
     text = path.read_text()
     path.write_text(text[:20])
-    with pytest.raises(DamagedFileError, match=r"a.zarr: data/state: its description is not JSON"):
-        open_dataset(model.path)
+    not_opened(model.path, DamagedFileError, r"a.zarr: data/state: its description is not JSON")
     path.write_text(text.replace('"blosc"', '"unheard of"').replace('"zstd"', '"unheard of"'))
-    with pytest.raises(DamagedFileError, match=r"data/state cannot be opened: .*unheard of"):
-        open_dataset(model.path)
+    not_opened(model.path, DamagedFileError, r"data/state cannot be opened: .*unheard of")
     archive = diffusion_zarr(tmp_path / "b.zarr.zip").path
     archive.write_bytes(archive.read_bytes()[: archive.stat().st_size // 2])
-    with pytest.raises(DamagedFileError, match=r"b.zarr.zip is not a whole zip archive"):
-        open_dataset(archive)
+    not_opened(archive, DamagedFileError, r"b.zarr.zip is not a whole zip archive")
     with zipfile.ZipFile(tmp_path / "c.zip", "w") as other:
         other.writestr("readme", "text")
-    with pytest.raises(KindError, match="not recognized"):
-        open_dataset(tmp_path / "c.zip")
+    not_opened(tmp_path / "c.zip", KindError, "not recognized")

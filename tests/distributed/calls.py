@@ -56,7 +56,7 @@ BY_METHOD: dict[str, dict[str, Any]] = {
 
 def timed(cls: type) -> dict[str, Callable[..., Any]]:
     """Return calls of all public methods that have a deadline."""
-    found: dict[str, Callable[..., Any]] = {}
+    found: dict[str, Any] = {}
     for name, method in inspect.getmembers(cls, inspect.isfunction):
         parameters = inspect.signature(method).parameters.values()
         if name.startswith("_") or "timeout_s" not in {one.name for one in parameters}:
@@ -74,7 +74,7 @@ def _call(name: str, given: dict[str, Any], rb: Any, **timeout: Any) -> Any:
 
 TIMED, SHARD_TIMED = timed(RayReplayBuffer), timed(ShardedReplayBuffer)
 UPDATE: dict[str, Any] = {"index": torch.tensor([0]), **PATCH}
-BOTH_UNTIMED: dict[str, Callable[[Any], Any]] = {
+BOTH_UNTIMED: dict[str, Any] = {
     "__bool__": bool,
     "__getitem__": itemgetter(0),
     "__iter__": lambda rb: next(iter(rb)),
@@ -83,14 +83,14 @@ BOTH_UNTIMED: dict[str, Callable[[Any], Any]] = {
     "next": methodcaller("next"),
     "write_count": attrgetter("write_count"),
 }
-UNTIMED: dict[str, Callable[[Any], Any]] = {
+UNTIMED: dict[str, Any] = {
     **BOTH_UNTIMED,
     **{name: attrgetter(name) for name in ("cursor", "dim_extend", "episodes", "initialized", "priority_key")},
     **{name: methodcaller(name) for name in ("__repr__", "client", "start")},
     "__setitem__": methodcaller("__setitem__", 0, rows()[0]),
     "rate_limiter": attrgetter("rate_limiter"),
 }
-SHARD_UNTIMED: dict[str, Callable[[Any], Any]] = {
+SHARD_UNTIMED: dict[str, Any] = {
     **BOTH_UNTIMED,
     "__getitem__": itemgetter(1 << 40),  # the first row of shard 1
     "prefetch": lambda rb: rb._handle(prefetch=2).sample(),

@@ -58,16 +58,6 @@ def test_requests_get_batches_in_order(script: list[str], counts: list[int]) -> 
     assert stream.take(number, 2) == []
 
 
-def test_a_request_waits_for_those_before_it() -> None:
-    stream, found = ServedStream(counting(["batch"] * 6)), dict[int, object]()
-    threads = [threading.Thread(target=lambda n=n: found.__setitem__(n, stream.take(n, 2))) for n in (2, 1, 0)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(10)
-    assert found == {0: [0, 1], 1: [2, 3], 2: [4, 5]}
-
-
 @pytest.mark.parametrize(("number", "waited_s"), [(0, -2.0), (3, 1.5)])
 def test_a_request_whose_turn_never_comes_ends_the_stream(number: int, waited_s: float) -> None:
     """One that was answered before, and one whose reader waits for it although earlier ones were never made."""

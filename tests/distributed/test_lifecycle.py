@@ -261,26 +261,6 @@ def _check_left_actors(cluster: Any) -> None:
 # -- options ----------------------------------------------------------------------------------------------------------
 
 
-INVALID: list[tuple[dict[str, Any], str]] = [
-    ({"lifetime": "detached"}, r"\(lifetime='detached'\) needs a name="),
-    ({"remote_config": {"lifetime": "detached"}}, r"\(lifetime='detached'\) needs a name="),
-    ({"namespace": "mine"}, r"\(namespace='mine'\) needs a name="),
-    ({"name": "a", "lifetime": "forever"}, "lifetime must be None or 'detached', got 'forever'"),
-    ({"name": "a:b"}, "name must be a text of 1 to 200 printable characters without ':', got 'a:b'"),
-    ({"name": ""}, "name must be a text"),
-    ({"name": 3}, "name must be a text"),
-    ({"name": "a", "namespace": "x:y"}, "namespace must be a text"),
-    ({"name": "a", "remote_config": {"name": "b"}}, "got name='a', and 'b' in remote_config: give one"),
-]
-
-
-def test_invalid_names_and_lifetimes() -> None:
-    for options, message in INVALID:
-        for make in (RayReplayBuffer, partial(ShardedReplayBuffer, 2)):
-            with pytest.raises(OptionError, match=message):
-                make(storage=STORAGE, **options)
-
-
 def test_large_options_of_detached_actors_raise() -> None:
     small, large = torch.zeros(1000), torch.zeros(3_000_000)
     assert torch.equal(from_arguments(tuple(to_arguments(small, kept=True))), small)

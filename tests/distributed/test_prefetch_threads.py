@@ -70,12 +70,6 @@ def reads(batches: ShardPrefetcher, number: int, timeout_s: float | None = None)
     return [row for _ in range(number) for row in batches.next(4, timeout_s, None)[0].tolist()]
 
 
-def readers_that_wait(schedule: Schedule) -> None:
-    rb, batches = make()
-    found = schedule.run(lambda: writes(rb, 32), *[lambda: reads(batches, 4)] * 2)
-    assert sorted(found[1] + found[2]) == list(range(32))
-
-
 def a_patient_and_an_impatient_reader(schedule: Schedule) -> None:
     """Each has its own timeout, and the batch of the one that gives up is not lost."""
     rb, batches = make()
@@ -142,7 +136,7 @@ def dropped(schedule: Schedule) -> None:
     assert max(Counter(rows).values(), default=1) == 1
 
 
-SCENARIOS = [readers_that_wait, a_patient_and_an_impatient_reader, one_waits_for_ever, dropped]
+SCENARIOS = [a_patient_and_an_impatient_reader, one_waits_for_ever, dropped]
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)

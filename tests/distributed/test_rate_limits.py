@@ -97,18 +97,3 @@ async def test_calls_that_wait_proceed_in_the_order_of_their_arrival() -> None:
         await asyncio.sleep(0.01)
     await asyncio.gather(*readers)
     assert order == [3, 1, 0, 2]
-
-
-# -- what is allowed --------------------------------------------------------------------------------------------------
-
-
-@in_loop
-async def test_a_denial_says_how_many_rows_are_missing() -> None:
-    limits = RateLimits(BALANCED, [Shard(100)])
-    await limits.acquire("write", 4, 0.0, 0.0)
-    with pytest.raises(WaitTimeoutError, match="3 more row"):
-        await limits.acquire("draw", 8, 0.0, 0.0)
-    assert await limits.can("draw", 5)
-    assert not await limits.can("draw", 6)
-    await limits.give_back(2, 0)
-    assert await limits.totals() == (3, 0)

@@ -21,6 +21,8 @@ from ostinato import (
 from ostinato.distributed import ray_buffer, sharded
 from ostinato.errors import KeyMissingError, KindError, OptionError, UsageError
 
+from ..unit.buffers.refusals import raises
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -57,20 +59,19 @@ def test_names_of_torchrls_service(cluster: Any) -> None:
     assert set(rb.sample(16, max_age=0, timeout_s=1.0)["episode"].tolist()) == {1}
     rb.set_at_("episode", torch.tensor([9]), [2])
     assert set(rb.sample(max_age=3)["x"].tolist()) == {2}, "edits through the handle are noticed"
-    with pytest.raises(OptionError, match="max_age must be an integer"):
-        rb.sample(max_age=-1)
-    with pytest.raises(OptionError, match="num_clients must be"):
-        rb.clients(0)
-    with pytest.raises(UsageError, match="makes its actor itself"):
-        RayReplayBuffer.as_remote()
+    raises(
+        (lambda: rb.sample(max_age=-1), OptionError, "max_age must be an integer"),
+        (lambda: rb.clients(0), OptionError, "num_clients must be"),
+        (RayReplayBuffer.as_remote, UsageError, "makes its actor itself"),
+    )
     rb.submit_update_if_present(index=[0], generation=[0], patch={"x": torch.zeros(3)})
     with pytest.raises(ValueError, match="x"):
         rb.shutdown()
     assert not rb.is_alive
-    with pytest.raises(UsageError, match="A closed RayReplayBuffer cannot be restarted"):
-        rb.start()
-    with pytest.raises(UsageError, match="RayReplayBuffer is closed"):
-        rb.client()
+    raises(
+        (rb.start, UsageError, "A closed RayReplayBuffer cannot be restarted"),
+        (rb.client, UsageError, "RayReplayBuffer is closed"),
+    )
 
 
 def test_queries_and_submitted_updates(remote: Any) -> None:
@@ -91,7 +92,7 @@ def test_queries_and_submitted_updates(remote: Any) -> None:
     rb.synchronize()  # an error is raised once
 
 
-REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
+REFUSED: list[Any] = [
     ({"batchsize": 4}, TypeError, "unexpected option 'batchsize'.*did you mean 'batch_size'"),
     ({"priority_key": "p"}, TypeError, "unexpected option 'priority_key'"),
     ({"transport": "distributed"}, ValueError, "'distributed'.*not available"),
@@ -100,9 +101,16 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"service_backend": "direct"}, ValueError, "service_backend must be 'ray'"),
     ({"service_backend_options": {"remote_config": {}}}, ValueError, "pass ray_init_config and remote_config"),
     *(({"call_timeout_s": bad}, OptionError, "a number of seconds above 0") for bad in (0, math.nan, True, "60")),
+    ({"lifetime": "detached"}, OptionError, r"\(lifetime='detached'\) needs a name="),
+    ({"remote_config": {"lifetime": "detached"}}, OptionError, r"\(lifetime='detached'\) needs a name="),
+    ({"namespace": "mine"}, OptionError, r"\(namespace='mine'\) needs a name="),
+    ({"name": "a", "lifetime": "forever"}, OptionError, "lifetime must be None or 'detached', got 'forever'"),
+    *(({"name": bad}, OptionError, "name must be a text of 1 to 200") for bad in ("a:b", "", 3)),
+    ({"name": "a", "namespace": "x:y"}, OptionError, "namespace must be a text"),
+    ({"name": "a", "remote_config": {"name": "b"}}, OptionError, "got name='a', and 'b' in remote_config: give one"),
 ]
 NOWHERE = {"checkpoint_dir": "nowhere", "checkpoint_every_s": 1.0}
-OF_SHARDS: list[tuple[dict[str, Any], type[Exception], str]] = [
+OF_SHARDS: list[Any] = [
     ({"num_shards": 0}, OptionError, "num_shards must be a positive integer"),
     ({"route": "nearest"}, OptionError, "route must be one of"),
     ({"resume": True}, OptionError, "need checkpoint_dir"),
@@ -141,7 +149,7 @@ def test_options_of_the_class_are_known(monkeypatch: pytest.MonkeyPatch) -> None
             super().__init__(**options)
 
     monkeypatch.setattr(ray_buffer, "init_ray", started)
-    given: list[tuple[Any, dict[str, Any]]] = [
+    given: list[Any] = [
         (TensorDictReplayBuffer, {"priority_key": "p"}),
         (partial(TensorDictReplayBuffer, priority_key="p"), {"rate_limiter": None}),
         (PrioritizedReplayBuffer, {"alpha": 0.7, "beta": 0.5, "eps": 1e-6}),

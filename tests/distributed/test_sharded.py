@@ -24,6 +24,7 @@ from ostinato.errors import (
 )
 
 from ..stats.chi_square import p_value
+from ..unit.buffers.refusals import raises
 from .handles import LONG_S, until
 from .rows import Calls, Writer, stored, writing
 
@@ -55,14 +56,21 @@ def priorities(rb: ShardedReplayBuffer) -> list[torch.Tensor]:
 # -- draws ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("depth", [0, 2])
-def test_prioritized_draws_and_weights_are_those_of_one_buffer(shards: ShardedReplayBuffer, depth: int) -> None:
+@pytest.mark.parametrize("options", [{}, {"prefetch": 2}, {"snapshot_age_s": 1e6}])
+def test_prioritized_draws_and_weights_are_those_of_one_buffer(
+    shards: ShardedReplayBuffer, cluster: Any, options: dict[str, Any]
+) -> None:
+    """With a snapshot those of its time, while another process gives rows another priority."""
     index = fill(shards)
     given = 10 ** (3 * torch.rand(sum(SIZES), dtype=torch.float64, generator=torch.Generator().manual_seed(1)) - 2)
     given[7] = 0.0
     shards.update_priority(index, given)
-    handle = shards._handle(prefetch=depth)
-    batches = [handle.sample() for _ in range(40)]
+    handle = shards._handle(**options)
+    batches = []
+    for _ in range(30):
+        batches.append(handle.sample())
+        if "snapshot_age_s" in options:
+            cluster.get(shards.actors[1].call.remote("update_priority", torch.arange(40), torch.rand(40)))
     drawn = torch.cat([batch["x"] for batch in batches])
     value = given**0.7
     likely = value * len(drawn) / value.sum() > 5
@@ -132,13 +140,13 @@ def test_rows_are_read_deleted_and_written_by_shard(shards: ShardedReplayBuffer)
 
 def test_all_shards_are_saved_and_loaded(shards: ShardedReplayBuffer, tmp_path: Path) -> None:
     fill(shards)
-    calls: list[tuple[int, int]] = []
+    calls: list[Any] = []
 
     def told(done: int, total: int) -> None:
         assert threading.current_thread() is threading.main_thread()
         calls.append((done, total))
 
-    saves: list[tuple[Any, int]] = [
+    saves: list[Any] = [
         (shards.checkpoint, 3),
         (partial(shards.dumps, tmp_path), 3),
         (partial(shards.loads, tmp_path), 6),
@@ -210,15 +218,15 @@ def test_one_shard_resumes_without_waiting(cluster: Any, tmp_path: Path) -> None
         first.extend({"x": torch.full((4,), value)})
         until(partial(saved, value))
     assert first.report()[0].saved_write_count == 4
-    with pytest.raises(UsageError, match="batch_size not specified"):
-        first.sample()
-    with pytest.raises(UsageError, match="Cannot iterate"):
-        next(iter(first))
+    raises(
+        (first.sample, UsageError, "batch_size not specified"),
+        (lambda: next(iter(first)), UsageError, "Cannot iterate"),
+    )
     first.close()
-    with pytest.raises(LostBufferError, match=r"closed, by close\(\) of this handle"):
-        first.sample(3)
-    with pytest.raises(OptionError, match="resume=True begins with them"):
-        make()
+    raises(
+        (lambda: first.sample(3), LostBufferError, r"closed, by close\(\) of this handle"),
+        (make, OptionError, "resume=True begins with them"),
+    )
     for resume in (True, False):
         with pytest.raises(OptionError, match="another number of shards, such as shard-0000-of-0001"):
             ShardedReplayBuffer(3, storage=storage, checkpoint_dir=tmp_path, resume=resume)

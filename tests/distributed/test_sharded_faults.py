@@ -120,7 +120,7 @@ def test_any_handle_closes_the_shards_without_waiting(cluster: Any) -> None:
 
 def test_invalid_options_and_indices(shards: ShardedReplayBuffer) -> None:
     own = partial(ReplayBuffer, rate_limiter=RateLimiter(min_size_to_sample=2))
-    options: list[tuple[dict[str, Any], str]] = [
+    options: list[Any] = [
         ({"placement": "STRICT_SPREAD"}, "needs a node for each of 2 shards, the cluster has 1"),
         ({"remote_config": {"max_restarts": 0}}, "max_restarts"),
         ({"sampler": SamplerWithoutReplacement}, "drawn from as one buffer"),

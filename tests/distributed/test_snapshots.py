@@ -61,32 +61,6 @@ def test_uniform_draws_of_unequal_shards(age_s: float, ahead: bool) -> None:
         assert p_value(torch.bincount(part, minlength=128).tolist()) > 1e-4
 
 
-def test_priorities_of_the_snapshot_decide_while_others_change_them() -> None:
-    """Between the snapshot and its last batch another process gives every row another priority."""
-    sizes = [3, 0, 20, 90]
-    shards = fleet(sizes, prioritized)
-    values = [torch.rand(n, generator=torch.Generator().manual_seed(n)) + 0.05 for n in sizes]
-    values[2][:5] = 0.0
-    sampler, counts = sampler_of(shards, LONG_S), torch.zeros(sum(sizes), dtype=torch.int64)
-    whole = torch.cat(values)
-    for turn in range(16):
-        for rb, value in zip(shards.buffers, values, strict=True):
-            if len(value):
-                rb.update_priority(torch.arange(len(value)), value)
-        sampler.forget()
-        for number in range(32):
-            batch, info = sampler.draw(16, sampler.uniforms(16), None)
-            expected = (whole[batch["x"]] / whole[whole > 0].min()) ** -0.5
-            torch.testing.assert_close(info["priority_weight"], expected.float(), rtol=1e-4, atol=0)
-            counts += torch.bincount(batch["x"], minlength=sum(sizes))
-            changed = shards.buffers[(turn + number) % 3 + 1]
-            if len(changed):
-                changed.update_priority(torch.arange(len(changed)), torch.rand(len(changed)) * 9)
-    drawn = whole > 0
-    assert int(counts[~drawn].sum()) == 0
-    assert p_value(counts[drawn].tolist(), whole[drawn].tolist()) > 1e-4
-
-
 # -- calls ------------------------------------------------------------------------------------------------------------
 
 

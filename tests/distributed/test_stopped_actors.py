@@ -24,7 +24,7 @@ from .calls import BY_NAME, SHARD_TIMED, SHARD_UNTIMED, TIMED, UNTIMED, UPDATE, 
 from .handles import all_at_once, outcome, stopped, until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'ostinato[ray]'")
@@ -94,7 +94,7 @@ def test_times_of_calls_are_checked_before_anything_is_sent(one: RayReplayBuffer
 
 def test_work_that_takes_long_goes_on(one: RayReplayBuffer, tmp_path: Path) -> None:
     one.apply(_slow_saves)
-    calls: dict[str, Callable[[], Any]] = {
+    calls: dict[str, Any] = {
         "apply": partial(quick(one).apply, _sleep),
         "too long": partial(quick(one).apply, _sleep, timeout_s=0.8 * SLOW_S),
         "dumps": partial(quick(one).dumps, tmp_path / "saved"),
@@ -112,7 +112,7 @@ def test_work_that_takes_long_goes_on(one: RayReplayBuffer, tmp_path: Path) -> N
 def test_a_call_of_a_stopped_actor_ends(cluster: Any) -> None:
     """Its calls change the buffer when the actor goes on, and it is shut down."""
     with closing(make_one()) as one:
-        calls: dict[str, Callable[[], Any]] = {
+        calls: dict[str, Any] = {
             **{name: partial(call, quick(one)) for name, call in {**UNTIMED, **TIMED}.items()},
             **{f"{name} in time": partial(call, quick(one), timeout_s=0.3) for name, call in TIMED.items()},
             **{f"{name} at once": partial(call, quick(one), timeout_s=0) for name, call in TIMED.items()},
@@ -159,7 +159,7 @@ def test_calls_leave_stopped_shards_out_or_raise(cluster: Any, shards: ShardedRe
     impatient = shards._handle(call_timeout_s=CALL_S if silent == 3 else PATIENT_S)
     writer, quick_ = impatient.pinned(1), impatient._handle()
     methods = {name: call for name, call in {**SHARD_TIMED, **SHARD_UNTIMED}.items() if name not in EMPTIES}
-    calls: dict[str, Callable[[], Any]] = {
+    calls: dict[str, Any] = {
         name: partial(call, (writer if name in {"add", "extend"} else impatient)._handle())
         for name, call in methods.items()
     }

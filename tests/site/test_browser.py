@@ -68,17 +68,6 @@ def opened(browser: Browser, address: str, path: str = "", *, width: int = 1280)
         context.close()
 
 
-def test_every_tab_opens_a_page(browser: Browser, address: str) -> None:
-    with opened(browser, address) as page:
-        titles = page.locator(".md-tabs__link").all_inner_texts()
-        assert {"Tutorial", "Guides", "Recipes", "Reference", "About"} <= {title.strip() for title in titles}
-        for title in titles:
-            page.locator(".md-tabs__link", has_text=title.strip()).first.click()
-            page.wait_for_load_state()
-            assert page.locator(".md-tabs__item--active").inner_text().strip() == title.strip()
-            assert page.locator("article h1").count() == 1
-
-
 def test_a_reader_goes_from_the_start_page_through_the_tutorial(browser: Browser, address: str) -> None:
     with opened(browser, address) as page:
         page.locator('article a[href*="tutorial/1-collect"]').first.click()

@@ -102,7 +102,7 @@ def test_the_version_is_that_of_the_wheel() -> None:
 
 # -- storages, samplers, units -----------------------------------------------------------------------------------------
 
-STORAGES: dict[str, Callable[[Path], Any]] = {
+STORAGES: dict[str, Any] = {
     "tensor": lambda _: LazyTensorStorage(24),
     "single copy": lambda _: LazyTensorStorage(24, single_copy=True),
     "compressed": lambda _: LazyTensorStorage(24, codec={"obs": "zlib"}),

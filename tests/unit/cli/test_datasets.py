@@ -74,10 +74,7 @@ def test_inspect_and_sample_report_what_the_dataset_holds(make: Callable[[Path],
     quick = report("inspect", "--quick", model.path)
     assert all(field["mean"] is None for field in quick["fields"])
     assert (quick["texts"], quick["rows"]) == ([], sum(LENGTHS))
-    done = ostinato("inspect", model.path, COLUMNS="200")
-    assert [facts(done)[name] for name in ("rows", "episodes", "shortest", "median")] == ["26", "3", "5", "9"]
-    assert all(name in done.stdout for name in fields)
-
+    assert all(name in ostinato("inspect", model.path, COLUMNS="200").stdout for name in fields)
     found = report("sample", model.path, "--num-samples", 7)
     assert (found["num_samples"], found["rows"], found["episodes"]) == (7, sum(LENGTHS), len(LENGTHS))
     actions, names = columns["action"], [field["name"] for field in found["fields"]]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,7 @@ import torch
 from ostinato import LazyTensorStorage, ReplayBuffer, Trajectory, TrajectoryReplayBuffer, open_dataset
 from tests.command import facts, fails
 from tests.command import run_here as ostinato
-from tests.unit.tools.test_merge_split_convert import tree
-from tests.unit.trajectories.rollouts import files, rollout
+from tests.unit.trajectories.rollouts import files, saving
 
 pytest.importorskip("typer")
 
@@ -27,15 +25,10 @@ def answer(*arguments: object) -> Any:
     return json.loads(done.stdout)
 
 
-def store(path: Path, *numbers: int, **options: Any) -> Path:
-    with TrajectoryReplayBuffer(auto_save=True, auto_save_path=path, **options) as buffer:
-        buffer.add_trajectories([rollout(number, 3, 2) for number in numbers])
-    return path
-
-
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
-    return store(tmp_path / "saved", *range(4))
+    saving(tmp_path / "saved", 4).close()
+    return tmp_path / "saved"
 
 
 def test_sample_prints_keys_shapes_and_dtypes(saved: Path) -> None:
@@ -87,7 +80,8 @@ def test_verify_names_each_damaged_file_and_exits_with_1(saved: Path) -> None:
 
 
 def test_pickles_without_a_checksum_are_not_checked_and_not_damaged(tmp_path: Path) -> None:
-    path = store(tmp_path / "s", 1, trajectory_format="pkl", allow_pickle=True)
+    path = tmp_path / "s"
+    saving(path, 1, "pkl").close()
     (path / "ostinato_store.jsonl").unlink()  # as RLinf writes it
     done = ostinato("verify", path)
     assert done.returncode == 1
@@ -103,7 +97,7 @@ def test_pickles_without_a_checksum_are_not_checked_and_not_damaged(tmp_path: Pa
 
 def test_merge_split_and_convert(saved: Path, tmp_path: Path) -> None:
     saved.rename(tmp_path / "rank_0")
-    store(tmp_path / "rank_1", 10, 11)
+    saving(tmp_path / "rank_1", 2).close()
     merged = answer("merge", "--source-path", tmp_path, "--save-path", tmp_path / "merged", "--copy")
     assert (merged["trajectories"], merged["total_samples"], merged["how"]) == (6, 36, "copied")
     fails(1, "exists and is not empty", "merge", "--source-path", tmp_path, "--save-path", tmp_path / "merged")
@@ -158,7 +152,7 @@ def test_convert_takes_checkpoints_of_torchrl(tmp_path: Path, saved: Path) -> No
 def test_wrong_usage_and_the_other_kind_of_directory(saved: Path, tmp_path: Path) -> None:
     ReplayBuffer(storage=LazyTensorStorage(4)).dumps(tmp_path / "buffer")
     new = tmp_path / "new"
-    table: list[tuple[int, str, tuple[object, ...]]] = [
+    table: list[Any] = [
         (2, "--cache-size", ("sample", "--load-path", saved, "--cache-size", "3")),
         (2, "--allow-pickle", ("inspect", tmp_path / "buffer", "--allow-pickle")),
         (2, "--format must be one of pt, pkl, safetensors", ("convert", saved, new, "--format", "h5")),
@@ -183,20 +177,3 @@ def test_wrong_usage_and_the_other_kind_of_directory(saved: Path, tmp_path: Path
     for status, words, arguments in table:
         fails(status, words, *arguments)
     assert not new.exists()
-
-
-def test_no_command_takes_anything_away_without_a_flag(saved: Path, tmp_path: Path) -> None:
-    one = tmp_path / "ranks" / "rank_0"
-    shutil.copytree(saved, one)
-    ReplayBuffer(storage=LazyTensorStorage(4)).dumps(tmp_path / "ranks" / "buffer")
-    before = tree(tmp_path / "ranks")
-    for command in (
-        ("merge", tmp_path / "ranks", tmp_path / "merged"),
-        ("split", one, tmp_path / "part", "--split-count", 2),
-        ("convert", one, tmp_path / "converted"),
-        ("compact", tmp_path / "ranks" / "buffer"),
-        *((name, one) for name in ("sample", "inspect", "verify")),
-    ):
-        done = ostinato(*command)
-        assert done.returncode == 0, done.stderr
-        assert tree(tmp_path / "ranks") == before, command

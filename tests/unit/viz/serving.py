@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from ostinato.viz.sources import TrajectorySource
 
-__all__ = ["served"]
-
 
 @contextmanager
 def served(source: TrajectorySource, start: Position | None = None) -> Iterator[str]:

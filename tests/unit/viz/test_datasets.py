@@ -12,7 +12,7 @@ import torch
 from ostinato import DatasetStorage, open_dataset
 from ostinato.datasets.columns import TensorColumn, TextColumn
 from ostinato.errors import DamagedFileError
-from ostinato.viz import Bars, Curves, Film, Position, Shares, draw, read_frame
+from ostinato.viz import Bars, Curves, Film, Position, draw, read_frame
 from ostinato.viz.datasets import DatasetSource
 from ostinato.viz.figures import size_of
 from ostinato.viz.frames import ALL_CAMERAS, read_timeline
@@ -137,9 +137,7 @@ def panels(spec: FigureSpec) -> dict[str, Any]:
 
 def test_the_figure_of_a_robot_dataset(tmp_path: Path) -> None:
     made = source(robot(), fps=10.0)
-    calls: list[tuple[int, int]] = []
-    spec = report(made, 2, progress=lambda done, total: calls.append((done, total)))
-    assert calls[-1] == (ROWS, ROWS)
+    spec = report(made, 2)
     assert spec.title == "pusht, 14 rows, 3 episodes, arrays"
     assert spec.subtitle == "episode 2: 8 steps · 10 rows per second · mean length 4.667 · mean return 4.667"
     found = panels(spec)
@@ -153,15 +151,9 @@ def test_the_figure_of_a_robot_dataset(tmp_path: Path) -> None:
     assert action.lines[3].y == pytest.approx([row / 10 for row in range(6, 14)])
     assert found["episode 2: observation.state"].lines[1].y == tuple(float(-row) for row in range(6, 14))
     assert found["episode 2: reward"].lines[0].y == (1.0,) * 8
-    lengths = found["Steps of each episode"]
-    assert isinstance(lengths, Bars)
-    assert sum(lengths.stacks[0].counts) == 3
     spread = found["Actions (12 of 14)"]
     assert sum(spread.lines[0].y) == pytest.approx(100.0)
-    assert found["Return of each episode"].lines[0].y == (5.0, 1.0, 8.0)
-    shares = found["Bytes by field"]
-    assert isinstance(shares, Shares)
-    assert {"observation.images.top", "action"} <= set(shares.names)
+    assert {"observation.images.top", "action"} <= set(found["Bytes by field"].names)
     written = draw(spec, tmp_path / "figure.png", size=size_of(spec))
     assert written.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
@@ -184,8 +176,4 @@ def test_fields_get_their_roles_by_the_names_that_datasets_use() -> None:
     assert list(roles.current) == ["observation.state", "observation.images.top", "observation.images.wrist"]
     assert not roles.following
     assert list(roles.extra) == ["timestamp", "next"]
-    roles = source(nested()).roles
-    assert (roles.reward, roles.action) == (("next", "reward"), ("action",))
-    assert set(roles.ends) == {"terminated", "truncated"}
-    assert dict(roles.current) == {"observation": ("observation",)}
-    assert dict(roles.following) == {"observation": ("next", "observation")}
+    assert set(source(nested()).roles.ends) == {"terminated", "truncated"}

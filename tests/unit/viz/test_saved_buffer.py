@@ -88,11 +88,6 @@ def test_images_single_tensors_and_environments(tmp_path: Path) -> None:
     shown = read_frame(source, Position(1, 1))
     assert read_stamp(shown.current.pictures[0].pixels) == (4, 4, 4)
     assert read_stamp(shown.following.pictures[0].pixels) == (104, 104, 104)
-    obs = torch.arange(6.0)[:, None]
-    rows = {"observation": obs[:5], "next": {"observation": obs[1:], "done": torch.zeros(5, 1, dtype=torch.bool)}}
-    shown = read_frame(dumped(tmp_path / "single", rows, single_copy=True), Position(0, 1))
-    assert shown.current.traces[0].values[:, 0].tolist() == [0, 1, 2, 3, 4]
-    assert shown.following.traces[0].values[:, 0].tolist() == [1, 2, 3, 4, 5]
     shown = read_frame(dumped(tmp_path / "b", torch.arange(5.0)[:, None]), Position())
     assert shown.current.traces[0].name == "(data)"
     rb = ReplayBuffer(storage=LazyTensorStorage(40, ndim=2), dim_extend=1)
