@@ -9,8 +9,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import matplotlib as mpl
+from card import BLUE, FAINT, GRID, INK, save
 from matplotlib.figure import Figure
-from paint import EPISODES, FAINT, GRID, INK, save
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -37,7 +37,7 @@ def returns(values: list[float]) -> Figure:
     with mpl.rc_context({"font.family": "DejaVu Sans", "text.color": INK}):
         figure = Figure(figsize=(6.4, 3.0), dpi=150, facecolor="white")
         axes = figure.add_axes((0.11, 0.17, 0.86, 0.78))
-        axes.plot(values, color=EPISODES[1][0], marker="o", markersize=4, lw=1.4)
+        axes.plot(values, color=BLUE, marker="o", markersize=4, lw=1.4)
         axes.spines[["top", "right"]].set_visible(False)
         axes.spines[["left", "bottom"]].set_color(GRID)
         axes.grid(axis="y", color=GRID, lw=0.8)

@@ -40,7 +40,9 @@ KNOWN: list[tuple[str, str, dict[str, Any], set[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("module", "name", "options", "kinds"), KNOWN, ids=lambda each: each if isinstance(each, str) else "")
+@pytest.mark.parametrize(
+    ("module", "name", "options", "kinds"), KNOWN, ids=lambda each: each if isinstance(each, str) else ""
+)
 def test_findings(module: str, name: str, options: dict[str, Any], kinds: set[str]) -> None:
     pytest.importorskip(module)
     report = examine(partial(getattr(importlib.import_module(module), name), **options))
