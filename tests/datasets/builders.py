@@ -588,12 +588,20 @@ def diffusion_zarr(
         chunk_rows: Rows of each chunk: chunks and episodes do not end together.
         picture_dtype: uint8, or float32 as in the files of PushT.
     """
+    observations, _, actions, _, _ = _transitions(lengths, 5, 2)
+    images = pictures(sum(lengths), 16, 16).astype(picture_dtype)
+    arrays: dict[Key, Array] = {"action": actions, "state": observations, "img": images}
+    write_zarr(path, arrays, lengths, zarr_format, chunk_rows)
+    return Model(path, list(lengths), arrays)
+
+
+def write_zarr(
+    path: Path, arrays: Mapping[Any, Array], lengths: Sequence[int], zarr_format: int = 3, chunk_rows: int = 10
+) -> None:
+    """Write arrays of rows and the ends of episodes."""
     import numcodecs
     import zarr
 
-    observations, _, actions, _, _ = _transitions(lengths, 5, 2)
-    images = pictures(sum(lengths), 16, 16).astype(picture_dtype)
-    arrays = {"action": actions, "state": observations, "img": images}
     store: Any = zarr.storage.ZipStore(path, mode="w") if path.suffix == ".zip" else zarr.storage.LocalStore(path)
     root: Any = zarr.open_group(store, mode="w", zarr_format=2 if zarr_format == 2 else 3)
     packed = {"compressors": [numcodecs.Blosc("zstd", clevel=1)]} if zarr_format == 2 else {}
@@ -606,9 +614,6 @@ def diffusion_zarr(
     ends = np.cumsum(lengths).astype(np.int64)
     meta.create_array("episode_ends", shape=ends.shape, dtype=ends.dtype, chunks=ends.shape, **packed)[:] = ends
     store.close()
-    columns: dict[Key, Array] = {}
-    columns.update(arrays)
-    return Model(path, list(lengths), columns)
 
 
 # ------------------------------------------------------------------------------------------------------------- Minari
