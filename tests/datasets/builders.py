@@ -639,15 +639,10 @@ def minari_dataset(
         action: "box" or "discrete".
     """
     from gymnasium import spaces
-    from minari.data_collector import EpisodeBuffer
-    from minari.dataset.minari_storage import MinariStorage
 
     generator = np.random.default_rng(0)
-    (folder / "data").mkdir(parents=True)
     space = _observation_space(observation)
     actions: Any = spaces.Discrete(4) if action == "discrete" else spaces.Box(-9, 9, (2,), np.float32)
-    storage = MinariStorage.new(folder / "data", space, actions, data_format=data_format, jpeg_encoding=False)
-    storage.update_metadata({"dataset_id": folder.name, "author": {"builder"}, "minari_version": "0.5.3"})
     written: list[dict[str, Any]] = []
     for n, length in enumerate(lengths):
         ends = np.arange(length) == length - 1
@@ -663,8 +658,19 @@ def minari_dataset(
                 "infos": {"success": [*ends.tolist(), True], "qpos": generator.standard_normal((length + 1, 2))},
             }
         )
-    storage.update_episodes([EpisodeBuffer(id=n, seed=100 + n, **buffer) for n, buffer in enumerate(written)])
+    write_minari(folder, space, actions, written, data_format, jpeg_encoding=False)
     return _minari_model(folder, list(lengths), written)
+
+
+def write_minari(folder: Path, space: Any, actions: Any, episodes: Sequence[Any], kind: str, **options: Any) -> None:
+    """Write episodes with Minari's own storage."""
+    from minari.data_collector import EpisodeBuffer
+    from minari.dataset.minari_storage import MinariStorage
+
+    (folder / "data").mkdir(parents=True)
+    storage = MinariStorage.new(folder / "data", space, actions, data_format=kind, **options)
+    storage.update_metadata({"dataset_id": folder.name, "author": {"builder"}, "minari_version": "0.5.3"})
+    storage.update_episodes([EpisodeBuffer(id=n, seed=100 + n, **buffer) for n, buffer in enumerate(episodes)])
 
 
 def _observation_space(kind: str) -> Any:
