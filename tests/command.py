@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
+from typing import Any
 
 import pytest
 
-__all__ = ["START", "facts", "fails", "run_here", "run_process"]
+__all__ = ["START", "answer", "facts", "fails", "run_here", "run_process"]
 
 START = "from ostinato.cli.main import main; main()"
 _PLAIN = {"COLUMNS": "200", "TERM": "dumb"}
@@ -45,6 +47,13 @@ def run_here(*arguments: object, **env: str) -> subprocess.CompletedProcess[str]
 def facts(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
     """Names and values that a report has printed, one in a line."""
     return dict(re.findall(r"^  (\S.*?)  +(.+)$", done.stdout, re.MULTILINE))
+
+
+def answer(*arguments: object, status: int = 0) -> Any:
+    """Run the command with `--json`, and return what it answers."""
+    done = run_here(*arguments, "--json")
+    assert done.returncode == status, done.stderr
+    return json.loads(done.stdout)
 
 
 def fails(status: int, words: str, *arguments: object, **env: str) -> subprocess.CompletedProcess[str]:

@@ -588,12 +588,20 @@ def diffusion_zarr(
         chunk_rows: Rows of each chunk: chunks and episodes do not end together.
         picture_dtype: uint8, or float32 as in the files of PushT.
     """
+    observations, _, actions, _, _ = _transitions(lengths, 5, 2)
+    images = pictures(sum(lengths), 16, 16).astype(picture_dtype)
+    arrays: dict[Key, Array] = {"action": actions, "state": observations, "img": images}
+    write_zarr(path, arrays, lengths, zarr_format, chunk_rows)
+    return Model(path, list(lengths), arrays)
+
+
+def write_zarr(
+    path: Path, arrays: Mapping[Any, Array], lengths: Sequence[int], zarr_format: int = 3, chunk_rows: int = 10
+) -> None:
+    """Write arrays of rows and the ends of episodes."""
     import numcodecs
     import zarr
 
-    observations, _, actions, _, _ = _transitions(lengths, 5, 2)
-    images = pictures(sum(lengths), 16, 16).astype(picture_dtype)
-    arrays = {"action": actions, "state": observations, "img": images}
     store: Any = zarr.storage.ZipStore(path, mode="w") if path.suffix == ".zip" else zarr.storage.LocalStore(path)
     root: Any = zarr.open_group(store, mode="w", zarr_format=2 if zarr_format == 2 else 3)
     packed = {"compressors": [numcodecs.Blosc("zstd", clevel=1)]} if zarr_format == 2 else {}
@@ -606,9 +614,6 @@ def diffusion_zarr(
     ends = np.cumsum(lengths).astype(np.int64)
     meta.create_array("episode_ends", shape=ends.shape, dtype=ends.dtype, chunks=ends.shape, **packed)[:] = ends
     store.close()
-    columns: dict[Key, Array] = {}
-    columns.update(arrays)
-    return Model(path, list(lengths), columns)
 
 
 # ------------------------------------------------------------------------------------------------------------- Minari
@@ -634,15 +639,10 @@ def minari_dataset(
         action: "box" or "discrete".
     """
     from gymnasium import spaces
-    from minari.data_collector import EpisodeBuffer
-    from minari.dataset.minari_storage import MinariStorage
 
     generator = np.random.default_rng(0)
-    (folder / "data").mkdir(parents=True)
     space = _observation_space(observation)
     actions: Any = spaces.Discrete(4) if action == "discrete" else spaces.Box(-9, 9, (2,), np.float32)
-    storage = MinariStorage.new(folder / "data", space, actions, data_format=data_format, jpeg_encoding=False)
-    storage.update_metadata({"dataset_id": folder.name, "author": {"builder"}, "minari_version": "0.5.3"})
     written: list[dict[str, Any]] = []
     for n, length in enumerate(lengths):
         ends = np.arange(length) == length - 1
@@ -658,8 +658,19 @@ def minari_dataset(
                 "infos": {"success": [*ends.tolist(), True], "qpos": generator.standard_normal((length + 1, 2))},
             }
         )
-    storage.update_episodes([EpisodeBuffer(id=n, seed=100 + n, **buffer) for n, buffer in enumerate(written)])
+    write_minari(folder, space, actions, written, data_format, jpeg_encoding=False)
     return _minari_model(folder, list(lengths), written)
+
+
+def write_minari(folder: Path, space: Any, actions: Any, episodes: Sequence[Any], kind: str, **options: Any) -> None:
+    """Write episodes with Minari's own storage."""
+    from minari.data_collector import EpisodeBuffer
+    from minari.dataset.minari_storage import MinariStorage
+
+    (folder / "data").mkdir(parents=True)
+    storage = MinariStorage.new(folder / "data", space, actions, data_format=kind, **options)
+    storage.update_metadata({"dataset_id": folder.name, "author": {"builder"}, "minari_version": "0.5.3"})
+    storage.update_episodes([EpisodeBuffer(id=n, seed=100 + n, **buffer) for n, buffer in enumerate(episodes)])
 
 
 def _observation_space(kind: str) -> Any:

@@ -157,19 +157,11 @@ def _grid_world(path: Path) -> Path:
 
 def _zarr_pusht(path: Path) -> Path:
     """Positions in pixels, and a chunk of actions that are zero: Zarr writes no file for it."""
-    import zarr
-
-    lengths = [120, 80, 150]
     generator = np.random.default_rng(1)
-    root = zarr.open_group(path, mode="w")
-    data, meta = root.create_group("data"), root.create_group("meta")
     state = np.cumsum(generator.normal(0, 3, (350, 5)), 0) + 256
     action = np.where((np.arange(350) // 10 % 2 == 0)[:, None], 0, generator.normal(0, 5, (350, 2)))
-    for name, values in (("state", state.astype("float32")), ("action", action.astype("float32"))):
-        array = data.create_array(name, shape=values.shape, dtype=values.dtype, chunks=(10, values.shape[1]))
-        array[:] = values
-    ends = np.cumsum(lengths)
-    meta.create_array("episode_ends", shape=ends.shape, dtype=ends.dtype, chunks=ends.shape)[:] = ends
+    arrays = {"state": state.astype("float32"), "action": action.astype("float32")}
+    builders.write_zarr(path, arrays, [120, 80, 150])
     return path
 
 

@@ -171,7 +171,7 @@ def test_episodes_are_chosen_and_ordered() -> None:
     assert (first.diff(dim=1) == 3).all()
     assert open_dataset(data, episodes=slice(1, 3), episode_ends=np.cumsum(LENGTHS)).episode_lengths.tolist() == [1, 12]
     for wrong in ([], [6], 2, [-7]):
-        not_opened(data, (OptionError, SlotError), None, episodes=wrong, episode_ends=np.cumsum(LENGTHS))  # type: ignore[arg-type]
+        not_opened(data, (OptionError, SlotError), None, episodes=wrong, episode_ends=np.cumsum(LENGTHS))
     data["lap"] = torch.arange(ROWS) % 10 == 9
     laps = Episodes(end_key="lap")
     rb = ReplayBuffer(storage=open_dataset(data), sampler=SliceSampler(slice_len=10), episodes=laps, batch_size=40)

@@ -18,7 +18,7 @@ from ostinato.datasets.checks import CHECKS
 from ostinato.errors import CheckpointNotFoundError, KindError
 from ostinato.tools import examine
 
-from ..command import run_here
+from ..command import answer, run_here
 from . import builders
 from .clean import ARM, CLEAN, TOP, arm, fill
 from .faults import FAULTS
@@ -130,7 +130,7 @@ def test_the_command_prints_findings_and_sets_the_exit_status(tmp_path: Path) ->
         done = run_here("doctor", *arguments, COLUMNS="500")
         assert (done.returncode, words in done.stdout, done.stderr == "") == (status, True, status < 2), arguments
     assert "does not exist" in done.stderr
-    assert json.loads(run_here("doctor", odd, "--json").stdout)["counts"]["warning"] == 1
+    assert answer("doctor", odd)["counts"]["warning"] == 1
 
 
 def test_the_command_draws_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-WRITERS: dict[str, Any] = {"v3": lerobot_v3, "v2.1": lerobot_v21}
+WRITERS: dict[str, Callable[..., Model]] = {"v3": lerobot_v3, "v2.1": lerobot_v21}
 KINDS = {**EVERY_KIND, "observation.bytes": ("uint8", (3,)), "observation.one": ("int32", (1,))}
 TOP, WRIST, DEPTH = "observation.images.top", "observation.images.wrist", "observation.images.still"
 CAMERAS = {TOP: (32, 48), WRIST: (48, 32)}

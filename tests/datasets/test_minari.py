@@ -20,13 +20,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from gymnasium import spaces
 from minari import MinariDataset
-from minari.data_collector import EpisodeBuffer
-from minari.dataset.minari_storage import MinariStorage
 
 from ostinato import open_dataset
 from ostinato.errors import DamagedFileError, KindError, SchemaError, UsageError
 
-from .builders import minari_dataset
+from .builders import minari_dataset, write_minari
 from .samples import by_path, check_processes, check_rows, flat, not_opened
 
 if TYPE_CHECKING:
@@ -34,25 +32,19 @@ if TYPE_CHECKING:
 
 
 def write(folder: Path, space: Any, observations: list[Any], lengths: list[int], kind: str, **options: Any) -> Path:
-    """Write episodes with Minari's own storage."""
-    (folder / "data").mkdir(parents=True)
-    action = spaces.Box(-1, 1, (1,), np.float32)
-    storage = MinariStorage.new(folder / "data", space, action, data_format=kind, **options)
-    storage.update_metadata({"dataset_id": folder.name, "minari_version": "0.5.3"})
-    storage.update_episodes(
-        [
-            EpisodeBuffer(
-                id=number,
-                observations=seen,
-                actions=np.full((steps, 1), number, np.float32),
-                rewards=np.arange(steps, dtype=np.float64),
-                terminations=np.arange(steps) == steps - 1,
-                truncations=np.zeros(steps, bool),
-                infos={},
-            )
-            for number, (seen, steps) in enumerate(zip(observations, lengths, strict=True))
-        ]
-    )
+    """Write episodes of these observations."""
+    episodes = [
+        {
+            "observations": seen,
+            "actions": np.full((steps, 1), number, np.float32),
+            "rewards": np.arange(steps, dtype=np.float64),
+            "terminations": np.arange(steps) == steps - 1,
+            "truncations": np.zeros(steps, bool),
+            "infos": {},
+        }
+        for number, (seen, steps) in enumerate(zip(observations, lengths, strict=True))
+    ]
+    write_minari(folder, space, spaces.Box(-1, 1, (1,), np.float32), episodes, kind, **options)
     return folder
 
 

@@ -48,6 +48,9 @@ class Two:
         self.index = index[self.order]
         self.generations = torch.cat(shards.apply(_generations))[self.order]
 
+    def priorities(self) -> Tensor:
+        return torch.cat(self.shards.apply(lambda buffer: buffer.sampler.priorities[:ROWS]))
+
     def stored(self, field: str) -> Tensor:
         return torch.cat(self.shards.apply(lambda buffer: buffer[:][field]))
 
@@ -79,8 +82,7 @@ def test_values_reach_their_rows_and_results_are_in_the_order_of_the_index(
     assert found.stale_count == wanted.stale_count == 8
     for field in ("state", "version", "id"):
         assert torch.equal(two.stored(field), two.one[:][field])
-    values = torch.cat([one[:ROWS] for one in two.shards.apply(lambda buffer: buffer.sampler.priorities)])
-    assert torch.equal(values, two.one.sampler.priorities[:36])  # type: ignore[attr-defined]
+    assert torch.equal(two.priorities(), two.one.sampler.priorities[:36])  # type: ignore[attr-defined]
 
 
 def test_all_shards_check_before_one_changes(two: Two) -> None:
@@ -139,24 +141,24 @@ def test_rows_of_missing_and_empty_shards_are_not_there(cluster: Any, two: Two) 
 def test_priorities_go_to_their_shards(two: Two) -> None:
     wide = torch.rand(36, 6)  # further dimensions are reduced
     two.shards.update_priority(two.index, wide)
-    mine = two.shards.apply(lambda buffer: buffer.sampler.priorities[:ROWS])
-    assert torch.equal(torch.cat(mine)[two.order], wide.amax(1).to(mine[0].dtype))
+    mine = two.priorities()[two.order]
+    assert torch.equal(mine, wide.amax(1).to(mine.dtype))
     batch = TensorDict(
         {"index": two.index[:4], "index_generation": two.generations[:4], "td_error": torch.ones(4)}, [4]
     )
     batch["index_generation"][0] += 1  # of another row
     two.shards.update_tensordict_priority(batch)
-    now = torch.cat(two.shards.apply(lambda buffer: buffer.sampler.priorities[:ROWS]))[two.order]
+    now = two.priorities()[two.order]
     assert now[1:4].tolist() == [1.0] * 3
-    assert torch.equal(now[[0, *range(4, 36)]], torch.cat(mine)[two.order][[0, *range(4, 36)]])
+    assert torch.equal(now[[0, *range(4, 36)]], mine[[0, *range(4, 36)]])
     two.shards.update_priority(two.index, 0.5)
-    assert torch.cat(two.shards.apply(lambda buffer: buffer.sampler.priorities[:ROWS])).tolist() == [0.5] * 36
+    assert two.priorities().tolist() == [0.5] * 36
 
 
 def test_invalid_priorities_and_indices_raise_before_anything_is_sent(two: Two) -> None:
     index, rb = two.index[:4], two.shards
     nowhere = join_index(3, torch.tensor([0]))
-    before = torch.cat(rb.apply(lambda buffer: buffer.sampler.priorities))
+    before = two.priorities()
     raises(
         (lambda: rb.update_priority(index, [1.0, 1.0, -1.0, 1.0]), PriorityError, r"at the positions \[2\] of 4"),
         (lambda: rb.update_priority(index, torch.rand(4, 4)), SchemaError, r"use \.squeeze\(-1\)"),
@@ -170,7 +172,7 @@ def test_invalid_priorities_and_indices_raise_before_anything_is_sent(two: Two) 
         (lambda: rb[-7], SlotError, "of no shard"),
         (lambda: rb[two.index], SlotError, "one shard"),
     )
-    assert torch.equal(torch.cat(rb.apply(lambda buffer: buffer.sampler.priorities)), before)
+    assert torch.equal(two.priorities(), before)
     assert len(rb) == 36
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from contextlib import closing
@@ -117,8 +116,6 @@ def test_calls_time_out_while_the_limiter_is_stopped(cluster: Any, remade: Any) 
             assert isinstance(found.result, NoPermitError)
             assert isinstance(found.result, WaitTimeoutError)
             assert isinstance(found.result, NoAnswerError)
-            assert "waited 0.5 s for the rate limiter, but the actor of the " in str(found.result)
-            assert re.search(r"\(process \d+ on node ", str(found.result))
     assert rb.sample(timeout_s=30.0)["x"].shape == (16,)
     until(lambda: totals(cluster, rb) == (16, 16))  # abandoned calls do not count
 

@@ -102,7 +102,6 @@ def test_work_that_takes_long_goes_on(one: RayReplayBuffer, tmp_path: Path) -> N
     found = all_at_once(calls)
     assert found["apply"].result == "done"
     assert "did not answer apply within" in str(found["too long"].result)
-    assert "it is busy, and answers other calls" in str(found["too long"].result)
     assert found["dumps"].result is None
     assert found["dumps"].took_s > SLOW_S > CALL_S
     one.apply(_fast_saves)
@@ -135,9 +134,6 @@ def test_a_call_of_a_stopped_actor_ends(cluster: Any) -> None:
         assert took_s > (0.29 if "in time" in name else 0.9 * CALL_S), name
         assert "the actor of the replay buffer (process " in str(result), name
         assert "the call may still take effect" in str(result), name
-    for name in ("sample", "extend", "stats", "delete", "set_sampler"):
-        assert f"did not answer {name}" in str(found[f"{name} in time"].result)
-        assert "nothing was sent" in str(found[f"{name} at once"].result)
 
 
 # -- ShardedReplayBuffer ----------------------------------------------------------------------------------------------

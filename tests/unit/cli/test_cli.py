@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import subprocess
 import sys
 from importlib.metadata import version
@@ -13,7 +12,7 @@ import pytest
 import torch
 
 from ostinato import LazyTensorStorage, PrioritizedReplayBuffer, ReplayBuffer
-from tests.command import START, facts, fails, run_here, run_process
+from tests.command import START, answer, facts, fails, run_here, run_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,19 +92,19 @@ def test_errors_are_one_line_and_wrong_usage_exits_with_2(tmp_path: Path) -> Non
 
 
 def test_inspect_prints_every_field(saved: Path) -> None:
-    done = run_here("inspect", str(saved))
+    done = run_here("inspect", saved)
     lines = done.stdout.splitlines()
     assert lines[0] == str(saved)
     assert [facts(done)[name] for name in ("rows", "capacity", "drawn")] == ["4", "100", "2"]
     rows = {line.split()[0]: line.split() for line in lines if line.strip()}
     assert rows["obs"] == ["obs", "float32", "[3]", "4", "48", "B", "0", "11", "5.5", "0"]
     assert rows["next.reward"] == ["next.reward", "float32", "-", "4", "16", "B", "0", "2", "1", "1"]
-    report = json.loads(run_here("inspect", "--json", str(saved)).stdout)
+    report = answer("inspect", saved)
     assert (report["rows"], report["capacity"], report["verified"]) == (4, 100, True)
     assert [field["name"] for field in report["fields"]] == ["obs", "next.reward"]
     assert report["fields"][1]["nan_count"] == 1
     flip_a_byte(saved)
-    quick = json.loads(run_here("inspect", "--quick", "--json", str(saved)).stdout)
+    quick = answer("inspect", "--quick", saved)
     assert (quick["verified"], quick["fields"][0]["mean"]) == (False, None), "it reads no data"
 
 
@@ -118,7 +117,7 @@ def test_inspect_shows_priorities(tmp_path: Path) -> None:
     line = f"{known}, min 0, mean 1, max 3, zero share 0.5"
     assert facts(run_here("inspect", tmp_path / "saved"))["priorities"] == line
     assert facts(run_here("inspect", "--quick", tmp_path / "saved"))["priorities"] == known
-    report = json.loads(run_here("inspect", "--json", str(tmp_path / "saved")).stdout)
+    report = answer("inspect", tmp_path / "saved")
     assert (report["priorities"]["rows"], report["priorities"]["zero_share"]) == (4, 0.5)
     field = report["fields"][0]
     assert (field["minimum"], field["maximum"], field["mean"]) == (1.0, "inf", "inf"), "JSON has no infinity"
@@ -158,19 +157,19 @@ def test_verify_and_doctor_say_what_is_damaged_and_what_was_not_checked(
 ) -> None:
     (data,) = saved.glob("*.bin")
     damage(saved)
-    done = run_here("verify", str(saved))
+    done = run_here("verify", saved)
     lines = done.stdout.splitlines()
     assert done.returncode == 1
     assert (lines[0], facts(done)["files"]) == (str(saved), str(intact))
     assert any(line.startswith("damaged: ") and damaged in line for line in lines)
     assert facts(done).get("unchecked") == (None if intact else data.name)
-    report = json.loads(run_here("verify", "--json", str(saved)).stdout)
+    report = answer("verify", saved, status=1)
     assert (report["files"], report["checksums"], len(report["damage"])) == (intact, intact, 1)
-    done = run_here("doctor", str(saved))
+    done = run_here("doctor", saved)
     assert done.returncode == 1
     assert done.stdout.splitlines()[0] == f"{saved}: checkpoint, not read"
     assert f"error: saved-damaged in {data.name if intact else 'manifest.json'}" in done.stdout
-    report = json.loads(run_here("doctor", "--json", str(saved)).stdout)
+    report = answer("doctor", saved, status=1)
     assert (report["rows"], report["episodes"]) == (None, None)
     for command in ("inspect", "sample"):
         if damaged == "manifest.json":

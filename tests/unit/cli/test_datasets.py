@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 import torch
 
 from ostinato import LazyTensorStorage, ReplayBuffer, open_dataset
-from tests.command import facts, fails
+from tests.command import answer, facts, fails
 from tests.command import run_here as ostinato
 from tests.datasets import builders
 from tests.unit.viz.rollouts import store
@@ -41,18 +40,11 @@ def _d4rl(folder: Path) -> Model:
     return builders.d4rl_hdf5(folder / "halfcheetah.hdf5", lengths=LENGTHS, next_observations=True)
 
 
-def report(*arguments: object) -> dict[str, Any]:
-    done = ostinato(*arguments, "--json")
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
-
-
 @pytest.mark.parametrize("make", [_lerobot, _d4rl])
 def test_inspect_and_sample_report_what_the_dataset_holds(make: Callable[[Path], Model], tmp_path: Path) -> None:
     model = make(tmp_path)
     columns = {key if isinstance(key, str) else ".".join(key): value for key, value in model.columns.items()}
-    found = report("inspect", model.path)
+    found = answer("inspect", model.path)
     assert (found["rows"], found["episodes"]) == (sum(LENGTHS), len(LENGTHS))
     assert (found["shortest"], found["median"], found["longest"]) == (5, 9.0, 12)
     assert found["fps"] == model.fps
@@ -71,11 +63,11 @@ def test_inspect_and_sample_report_what_the_dataset_holds(make: Callable[[Path],
     assert found["nbytes"] == sum(field["nbytes"] for field in found["fields"] if field["dtype"] != "text")
     files = [file for file in (model.path, *model.path.rglob("*")) if file.is_file()]
     assert found["file_bytes"] == sum(file.stat().st_size for file in files)
-    quick = report("inspect", "--quick", model.path)
+    quick = answer("inspect", "--quick", model.path)
     assert all(field["mean"] is None for field in quick["fields"])
     assert (quick["texts"], quick["rows"]) == ([], sum(LENGTHS))
     assert all(name in ostinato("inspect", model.path, COLUMNS="200").stdout for name in fields)
-    found = report("sample", model.path, "--num-samples", 7)
+    found = answer("sample", model.path, "--num-samples", 7)
     assert (found["num_samples"], found["rows"], found["episodes"]) == (7, sum(LENGTHS), len(LENGTHS))
     actions, names = columns["action"], [field["name"] for field in found["fields"]]
     place = names.index("action")
@@ -86,7 +78,7 @@ def test_inspect_and_sample_report_what_the_dataset_holds(make: Callable[[Path],
         values = actions[model.starts[row["episode"]] + row["step"]]
         shown = [float(number) for number in re.findall(r"-?[\d.]+(?:e-?\d+)?", row["values"][place])]
         assert shown == pytest.approx(values.tolist(), rel=1e-3)
-    assert report("sample", model.path)["num_samples"] == 64
+    assert answer("sample", model.path)["num_samples"] == 64
     done = ostinato("sample", model.path, "--num-samples", 4, COLUMNS="200")
     assert facts(done)["rows of the batch"] == "4"
     assert all(done.stdout.count(name) >= 2 for name in names), "statistics and rows"
@@ -144,7 +136,6 @@ def test_convert_takes_checkpoints_and_says_what_is_missing(tmp_path: Path) -> N
         (("--ndim", 1), "cannot be used with --format lerobot"),
     ):
         fails(2, words, "convert", source, other, "--format", "lerobot", "--fps", 5, *wrong)
-    fails(1, "give --format lerobot, minari, hdf5", "convert", source, other, "--fps", 5)
     file = max(source.glob("*.bin"))
     file.write_bytes(bytes(byte ^ 1 for byte in file.read_bytes()))
     fails(1, file.name, "convert", source, other, "--format", "lerobot", "--fps", 5)
@@ -195,7 +186,7 @@ def test_convert_chooses_renames_and_replaces(tmp_path: Path) -> None:
         (tmp_path / "mine", 1, "is a directory of other files"),
     ):
         fails(status, words, "convert", folder, output, "--format", "pt", "--overwrite")
-    assert report("inspect", folder)["total_samples"] == 6
+    assert answer("inspect", folder)["total_samples"] == 6
     for options in ((), ("--overwrite",)):
         assert ostinato("convert", folder, tmp_path / "pt", "--format", "pt", *options).returncode == 0
     fails(1, "overwrite", "convert", folder, tmp_path / "pt", "--format", "pt")
@@ -212,7 +203,7 @@ def test_inspect_and_doctor_agree_on_rows_that_cannot_be_sampled(tmp_path: Path)
         ("d4rl", 999, 1000, "the file has no next_observations"),
         ("saved", 5, 6, "they were deleted or used up"),
     ):
-        inspected, examined = report("inspect", tmp_path / name), report("doctor", tmp_path / name)
+        inspected, examined = answer("inspect", tmp_path / name), answer("doctor", tmp_path / name)
         for key in ("rows", "stored_rows", "episodes", "left_out_because"):
             assert inspected[key] == examined[key], key
         assert (inspected["rows"], inspected["stored_rows"]) == (rows, stored)
@@ -221,14 +212,14 @@ def test_inspect_and_doctor_agree_on_rows_that_cannot_be_sampled(tmp_path: Path)
 
 
 def test_checkpoints_and_the_trajectories_of_all_ranks_are_datasets_too(tmp_path: Path) -> None:
-    found = report("sample", saved(tmp_path / "buffer", observation=torch.arange(20)), "--num-samples", 5)
+    found = answer("sample", saved(tmp_path / "buffer", observation=torch.arange(20)), "--num-samples", 5)
     assert (found["rows"], found["num_samples"]) == (20, 5)
-    found = report("inspect", Path(__file__).parents[2] / "data" / "torchrl_0_14" / "tree")
+    found = answer("inspect", Path(__file__).parents[2] / "data" / "torchrl_0_14" / "tree")
     assert (found["format"], found["rows"]) == ("torchrl checkpoint", 4)
     assert any("episode" in text for text in found["assumptions"])
     for rank in range(2):
         store(tmp_path / "ranks" / f"rank_{rank}", [(3, 2), (4, 1)], images=False)
-    found = report("inspect", tmp_path / "ranks")
+    found = answer("inspect", tmp_path / "ranks")
     assert (found["rows"], found["episodes"]) == (20, 6)
     page = tmp_path / "page.png"
     assert ostinato("plot", tmp_path / "ranks", "--output", page, "--episode", 5).returncode == 0

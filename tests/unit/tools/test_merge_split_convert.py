@@ -127,19 +127,19 @@ def refused(tmp_path: Path, words: str, work: Any, error: type[Exception] = Chec
 
 @pytest.mark.parametrize(("how", "form"), [("linked", "pt"), ("copied", "pkl"), ("moved", "safetensors")])
 def test_errors_change_nothing(tmp_path: Path, how: str, form: str) -> None:
-    one, target = tmp_path / "s" / "rank_0", tmp_path / "t"
+    one, target, way = tmp_path / "s" / "rank_0", tmp_path / "t", WAYS[how]
     write(one, [1, 2], form)
     write(tmp_path / "s" / "rank_1", [3], form)
     write(tmp_path / "mixed" / "rank_0", [1])
     write(tmp_path / "mixed" / "rank_1", [2], "safetensors")
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "file").write_text("")
-    refused(tmp_path, "different formats", lambda: merge(tmp_path / "mixed", target, **WAYS[how]))
-    refused(tmp_path, "exists and is not empty", lambda: merge(tmp_path / "s", tmp_path / "taken", **WAYS[how]))
-    refused(tmp_path, "no directories rank_0", lambda: merge(one, target, **WAYS[how]))
-    refused(tmp_path, "does not exist", lambda: merge(tmp_path / "nowhere", target, **WAYS[how]))
-    refused(tmp_path, r"split_count must be in \[1, 2\]", lambda: split(one, target, 3, **WAYS[how]))
-    refused(tmp_path, "split_count must be at least 1", lambda: split(one, target, 0, **WAYS[how]), OptionError)
+    refused(tmp_path, "different formats", lambda: merge(tmp_path / "mixed", target, **way))
+    refused(tmp_path, "exists and is not empty", lambda: merge(tmp_path / "s", tmp_path / "taken", **way))
+    refused(tmp_path, "no directories rank_0", lambda: merge(one, target, **way))
+    refused(tmp_path, "does not exist", lambda: merge(tmp_path / "nowhere", target, **way))
+    refused(tmp_path, r"split_count must be in \[1, 2\]", lambda: split(one, target, 3, **way))
+    refused(tmp_path, "split_count must be at least 1", lambda: split(one, target, 0, **way), OptionError)
     refused(tmp_path, "exclude each other", lambda: merge(tmp_path / "s", target, copy=True, move=True), OptionError)
     if how == "moved":
         lock = DirectoryLock(one)
@@ -149,8 +149,8 @@ def test_errors_change_nothing(tmp_path: Path, how: str, form: str) -> None:
     path = one / files(one)[1]
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     for _ in ("with our list", "without it", "the file is missing"):
-        refused(tmp_path, "nothing was touched", lambda: merge(tmp_path / "s", target, **WAYS[how]))
-        refused(tmp_path, "nothing was touched", lambda: split(one, target, 2, **WAYS[how]))
+        refused(tmp_path, "nothing was touched", lambda: merge(tmp_path / "s", target, **way))
+        refused(tmp_path, "nothing was touched", lambda: split(one, target, 2, **way))
         if not (one / "ostinato_store.jsonl").exists():
             path.unlink(missing_ok=True)
         (one / "ostinato_store.jsonl").unlink(missing_ok=True)
