@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -34,20 +33,6 @@ def test_parts_are_made_and_exchanged(lib: Any, note: Note) -> None:
         lib.ReplayBuffer(**wrong)
     with note.refusals():
         lib.ReplayBuffer(transform=5)
-
-
-@pytest.mark.parametrize(
-    ("buffer", "storage"), [("ReplayBuffer", "LazyTensorStorage"), ("TensorDictReplayBuffer", "ListStorage")]
-)
-@both
-def test_state_dict(lib: Any, note: Note, buffer: str, storage: str) -> None:
-    rb, other = (getattr(lib, buffer)(storage=getattr(lib, storage)(5), batch_size=2) for _ in range(2))
-    rb.extend(rows(7))
-    other.extend(rows(1, 60))
-    other.load_state_dict(copy.deepcopy(raw(rb).state_dict()))
-    other[:]
-    other.extend(rows(2, 80))
-    other[:]
 
 
 @pytest.mark.parametrize("storage", ["LazyTensorStorage", "LazyMemmapStorage"])

@@ -75,6 +75,13 @@ class Machine(RuleBasedStateMachine):
         elif self.fail:
             self.over(name, "dropped", "timeout")
 
+    def look_again(self) -> None:
+        """Whoever has waited long is looked at when a buffer is opened."""
+        for name in self.in_state("waiting", "running"):
+            if self.groups[name]["since"] + TIMEOUT_S <= self.clock:
+                self.waited_long(name)
+        self.buffer.stats()
+
     def over(self, name: str, state: str, detail: Any) -> None:
         """A group has ended: for good, if there is no position to return to."""
         ended = {"state": state, "detail": detail, "ended": self.next(), "lease": "", "gone": not self.positions}
@@ -266,10 +273,7 @@ class Machine(RuleBasedStateMachine):
             self.buffer.compact()
         self.buffer.close()
         self.buffer = GroupBuffer.open(Path(self.place.name) / "groups", **self.options)
-        for name in self.in_state("waiting", "running"):  # whoever has waited long is looked at again
-            if self.groups[name]["since"] + TIMEOUT_S <= self.clock:
-                self.waited_long(name)
-        self.buffer.stats()
+        self.look_again()
         assert not self.buffer.cuts
 
     @precondition(lambda self: self.durable and (self.positions or self.abandoned))
@@ -296,10 +300,7 @@ class Machine(RuleBasedStateMachine):
                 if again and (group["state"] == "trained" or dropped):
                     state = "ready" if group["ready"] else "running" if group["responses"] else "waiting"
                     group |= {"state": state, "ended": 0, "detail": None}
-        for name in self.in_state("waiting", "running"):
-            if self.groups[name]["since"] + TIMEOUT_S <= self.clock:
-                self.waited_long(name)
-        self.buffer.stats()
+        self.look_again()
 
     def compare(self, group: Any, *, only_done: bool) -> None:
         expected = self.groups[group.id]

@@ -57,7 +57,7 @@ def ids(storage: Storage) -> list[int]:
 
 
 @every_storage
-def test_rows_are_written_at_any_kind_of_cursor(make: Callable[[int], Storage]) -> None:
+def test_rows_are_written_at_any_kind_of_cursor(make: Any) -> None:
     for cursor in CURSORS:
         storage = make(6)
         storage.set(range(2), rows([0, 1], "tensordict"))
@@ -78,7 +78,7 @@ def test_rows_are_written_at_any_kind_of_cursor(make: Callable[[int], Storage]) 
 
 
 @every_storage
-def test_refused_writes_change_nothing(make: Callable[[int], Storage]) -> None:
+def test_refused_writes_change_nothing(make: Any) -> None:
     storage = make(4)
     storage.set(range(2), rows([0, 1], "tensordict"))
     three = rows([5, 6, 7], "tensordict")
@@ -120,7 +120,7 @@ def test_steps_of_environments_are_written() -> None:
 
 
 @every_storage
-def test_contains(make: Callable[[int], Storage]) -> None:
+def test_contains(make: Any) -> None:
     storage = make(9)
     assert 0 not in storage
     storage.set(range(4), rows(range(4), "tensordict"))
