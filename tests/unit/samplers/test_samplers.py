@@ -94,9 +94,9 @@ def test_states_that_are_not_permutations_are_refused() -> None:
 
 def test_no_permutation_is_made_before_it_is_needed() -> None:
     """The first draw of a large buffer consumes as much randomness as it draws rows, not as there are rows."""
-    generator = torch.Generator().manual_seed(0)
+    generator = seeded()
     SamplerWithoutReplacement().draw(make_view(100_000, 100_000), 4, generator)
-    same = torch.Generator().manual_seed(0)
+    same = seeded()
     torch.randint(0, 2**63 - 1, (4,), generator=same)
     assert torch.equal(generator.get_state(), same.get_state())
 
