@@ -237,7 +237,7 @@ def test_errors_change_nothing() -> None:
         (lambda: buffer.sample_by_index([0, 6]), SlotError, ""),
         (lambda: buffer.sample_by_index(2), KindError, ""),  # type: ignore[arg-type]
         (lambda: buffer.sample_by_index_fields([0, 6], ["id"]), SlotError, ""),
-        (lambda: buffer.sample_by_index_fields([0], "obs"), KindError, ""),
+        (lambda: buffer.sample_by_index_fields([0], "obs"), KindError, ""),  # type: ignore[arg-type]
         (lambda: buffer.sample_by_index_fields([0], []), KindError, ""),
     )
     assert (ids(buffer.sample_all()), buffer.pointer, buffer.storing_device) == (list(range(6)), 6, CPU)

@@ -95,7 +95,7 @@ def test_refused_writes_change_nothing(make: Any) -> None:
         with pytest.raises(error, match=message):
             storage.set(cursor, data, set_cursor=set_cursor)
     with pytest.raises(UsageError):
-        torch.vmap(lambda x: storage.set(0, three[0]) or x)(torch.zeros(2))  # type: ignore[func-returns-value,redundant-expr]
+        torch.vmap(lambda x: storage.set(0, three[0]) or x)(torch.zeros(2))
     assert ids(storage) == [0, 1]
     fresh = make(4)
     with pytest.raises(SlotError):
@@ -125,7 +125,7 @@ def test_contains(make: Any) -> None:
     assert 0 not in storage
     storage.set(range(4), rows(range(4), "tensordict"))
     assert [i for i in range(-9, 9) if i in storage] == list(range(-4, 4))
-    assert storage.contains(torch.tensor([[0, 3], [4, -5]])).tolist() == [[True, True], [False, False]]  # type: ignore[union-attr]
+    assert storage.contains(torch.tensor([[0, 3], [4, -5]])).tolist() == [[True, True], [False, False]]
     assert torch.tensor([0, 4]) not in storage
     with pytest.raises(KindError):
         storage.contains("a")
