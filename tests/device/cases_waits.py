@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
 import torch
@@ -17,6 +17,8 @@ from tests.device.place import DEVICE, HostWaitError, no_wait, waits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    Calls: TypeAlias = Iterator[Callable[[], object]]
 
 PAGE = Path(__file__).parents[2] / "docs" / "choosing.md"
 FIVE = torch.arange(5, device=DEVICE)
@@ -54,7 +56,7 @@ def prioritized(**parts: Any) -> PrioritizedReplayBuffer:
     return rb
 
 
-def writing(rb: ReplayBuffer) -> Iterator[Callable[[], object]]:
+def writing(rb: ReplayBuffer) -> Calls:
     """Writes that fill the ring, wrap around and exceed it, of rows that are made before."""
     for count in (30, 60, 130):
         data = rows(count)
@@ -63,14 +65,14 @@ def writing(rb: ReplayBuffer) -> Iterator[Callable[[], object]]:
     yield lambda: rb.add(row)
 
 
-def sampling(*buffers: Any) -> Iterator[Callable[[], object]]:
+def sampling(*buffers: Any) -> Calls:
     for rb in buffers:
         for _ in range(8):
             yield rb.sample
         yield partial(rb.sample, return_info=True)
 
 
-def stays_written() -> Iterator[Callable[[], object]]:
+def stays_written() -> Calls:
     for rb in (buffer(), buffer(sampler=ostinato.SamplerWithoutReplacement()), prioritized()):
         yield from writing(rb)
     lanes = TensorDictReplayBuffer(storage=storage(ndim=2), batch_size=8, dim_extend=0)
@@ -80,7 +82,7 @@ def stays_written() -> Iterator[Callable[[], object]]:
     yield lambda: lanes.add(grid[0])
 
 
-def stays_in_passes() -> Iterator[Callable[[], object]]:
+def stays_in_passes() -> Calls:
     for options in (
         {},
         {"drop_last": True},
@@ -94,7 +96,7 @@ def stays_in_passes() -> Iterator[Callable[[], object]]:
         yield from sampling(rb)
 
 
-def stays_prioritized() -> Iterator[Callable[[], object]]:
+def stays_prioritized() -> Calls:
     for stratified, within in ((False, False), (True, False), (False, True)):
         sampler = ostinato.PrioritizedSampler(100, 0.7, 0.5, stratified=stratified, max_priority_within_buffer=within)
         rb = buffer(sampler=sampler)
@@ -103,7 +105,7 @@ def stays_prioritized() -> Iterator[Callable[[], object]]:
         yield from sampling(rb)
 
 
-def learns() -> Iterator[Callable[[], object]]:
+def learns() -> Calls:
     rb = prioritized()
     ones = torch.ones(8, device=DEVICE)
 
@@ -123,7 +125,7 @@ def learns() -> Iterator[Callable[[], object]]:
     yield sample_and_learn
 
 
-def transformed() -> Iterator[Callable[[], object]]:
+def transformed() -> Calls:
     chain = (
         ostinato.SelectFields("obs", "reward"),
         ostinato.ExcludeFields("next_obs"),
@@ -142,13 +144,13 @@ def ensemble(**options: Any) -> ostinato.ReplayBufferEnsemble:
     return made
 
 
-def of_versions() -> Iterator[Callable[[], object]]:
+def of_versions() -> Calls:
     rb = buffer(version_key="version")
     yield lambda: rb.sample(max_age=1)
     yield lambda: rb.sample(max_age=0)
 
 
-def ring() -> Iterator[Callable[[], object]]:
+def ring() -> Calls:
     rb = AmpBuffer(50, DEVICE)
     data = {key: rows()[key] for key in ("obs", "reward")}
     for _ in range(3):
@@ -160,7 +162,7 @@ def ring() -> Iterator[Callable[[], object]]:
     yield lambda: rb.sample(20)
 
 
-def plain() -> Iterator[Callable[[], object]]:
+def plain() -> Calls:
     for rb in (
         buffer(),
         prioritized(),
@@ -172,20 +174,20 @@ def plain() -> Iterator[Callable[[], object]]:
         yield rb.empty
 
 
-def read() -> Iterator[Callable[[], object]]:
+def read() -> Calls:
     for rb in (buffer(), buffer(storage=storage(single_copy=True))):
         yield partial(rb.__getitem__, 3)
         yield partial(rb.__getitem__, slice(2, 5))
         yield partial(rb.__getitem__, "obs")
 
 
-def limited() -> Iterator[Callable[[], object]]:
+def limited() -> Calls:
     rb = buffer(rate_limiter=ostinato.RateLimiter(samples_per_insert=1, error_buffer=1000, min_size_to_sample=8))
     yield from writing(rb)
     yield from sampling(rb)
 
 
-STAYS: dict[str, Callable[[], Iterator[Callable[[], object]]]] = {
+STAYS: dict[str, Callable[[], Calls]] = {
     "`extend`, `add` of rows that are on the device": stays_written,
     "`sample` with `RandomSampler`": lambda: sampling(buffer()),
     "`sample` with `SamplerWithoutReplacement`": stays_in_passes,

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 import torch
 from tensordict import TensorDict
 
 from ostinato import LazyTensorStorage, ReplayBuffer, ToDevice
+from ostinato.compat.isaacgymenvs import ReplayBuffer as AmpBuffer
 from ostinato.compat.objectrl import ReplayBuffer as ObjectBuffer
+from ostinato.errors import UsageError
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
-def rows(count: int, device: str = "cuda") -> dict[str, torch.Tensor]:
-    number = torch.arange(count, device=device, dtype=torch.float32)
-    return {"obs": number[:, None] * torch.ones(4, device=device), "id": number.long()}
+def rows(count: int, device: str = "cuda", first: int = 0) -> dict[str, torch.Tensor]:
+    number = torch.arange(first, first + count, device=device)
+    return {"obs": number[:, None] * torch.ones(4, device=device), "id": number}
 
 
 def test_generator_of_another_device_is_refused() -> None:
@@ -71,3 +75,66 @@ def test_rows_of_objectrl_move_with_the_storing_device() -> None:
     assert buffer._memory.storage.device.type == "cuda"
     assert buffer.sample_all()["id"].tolist() == list(range(10))
     assert buffer.sample_batch(4)["id"].is_cuda
+
+
+# -- the AMP ring: its draws can be replayed -----------------------------------------------------------------------
+
+
+def ids(batch: dict[str, torch.Tensor]) -> list[int]:
+    assert (batch["obs"] == batch["id"][:, None]).all()
+    return batch["id"].tolist()
+
+
+def captured(buffer: AmpBuffer, n: int) -> tuple[torch.cuda.CUDAGraph, dict[str, torch.Tensor]]:
+    """Capture `sample(n)`, after the first draw that it needs."""
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        buffer.sample(n)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        batch = buffer.sample(n)
+    return graph, batch
+
+
+def test_replays_draw_on() -> None:
+    """Sixteen rows were drawn before the capture, none by it: the replays end that pass and make two more."""
+    buffer = AmpBuffer(64, torch.device("cuda"))
+    buffer.store(rows(64))
+    graph, batch = captured(buffer, 16)  # capturing draws nothing, warming up did
+    drawn: list[int] = []
+    for _ in range(11):
+        graph.replay()
+        drawn += ids(batch)
+    assert len(set(drawn[:48])) == 48  # the rest of the first pass
+    assert Counter(drawn[48:]) == dict.fromkeys(range(64), 2)
+    assert len(set(ids(buffer.sample(64)))) == 64
+
+
+def test_replays_meet_rows_stored_since_the_capture() -> None:
+    buffer = AmpBuffer(100, torch.device("cuda"))
+    buffer.store(rows(10))
+    graph, batch = captured(buffer, 10)
+    buffer.store(rows(90, first=10))
+    seen: set[int] = set()
+    for _ in range(20):
+        graph.replay()
+        seen |= set(ids(batch))
+    assert seen == set(range(100))
+    buffer.store(rows(100, first=100))  # all replaced
+    graph.replay()
+    assert min(ids(batch)) >= 100
+
+
+def test_a_capture_needs_a_draw_before_it_and_stores_none() -> None:
+    buffer = AmpBuffer(100, torch.device("cuda"))
+    data = rows(10)
+    buffer.store(data)
+    graph = torch.cuda.CUDAGraph()
+    with pytest.raises(UsageError, match="sample once before the capture"), torch.cuda.graph(graph):
+        buffer.sample(4)
+    buffer.sample(4)
+    graph = torch.cuda.CUDAGraph()
+    with pytest.raises(UsageError, match="store\\(\\) cannot be captured"), torch.cuda.graph(graph):
+        buffer.store(data)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
 import torch
@@ -12,6 +12,8 @@ from ._script import Note, both, rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    Makers: TypeAlias = dict[str, Callable[[], Any]]
 
 BUFFERS = ["ReplayBuffer", "TensorDictReplayBuffer"]
 
@@ -32,7 +34,7 @@ def _count(n: int) -> torch.Tensor:
     return torch.arange(n)
 
 
-TABLES: dict[str, Callable[[], Any]] = {
+TABLES: Makers = {
     "tensor": lambda: _count(4),
     "list of tensors": lambda: [_count(2), _count(2) + 5],
     "tuple of tensors": lambda: (_count(3), torch.zeros(3, 2)),
@@ -44,7 +46,7 @@ TABLES: dict[str, Callable[[], Any]] = {
     "tensorclass": lambda: _pair(_count(3), torch.zeros(3, 2), batch_size=[3]),
     "lazy stack": lambda: LazyStackedTensorDict(TensorDict({"a": 1.0}, []), TensorDict({"a": 2.0}, [])),
 }
-ROWS: dict[str, Callable[[], Any]] = {
+ROWS: Makers = {
     "tensor": lambda: _count(2),
     "0-d tensor": lambda: torch.tensor(3),
     "tuple": lambda: (_count(2), torch.tensor(1.0)),
@@ -70,7 +72,7 @@ def test_tables(lib: Any, note: Note, storage: str) -> None:
     note([(type(key).__name__, key) for key in rb.sample()])
 
 
-LISTS: dict[str, Callable[[], Any]] = {
+LISTS: Makers = {
     "tensors": lambda: [torch.zeros(2), torch.ones(2), torch.full((2,), 2.0)],
     "one tensor": lambda: torch.arange(6).view(3, 2),
     "tensordicts": lambda: [rows(3)[i] for i in range(3)],
@@ -78,7 +80,7 @@ LISTS: dict[str, Callable[[], Any]] = {
     "dicts of tensors": lambda: [{"a": torch.tensor(i), "b": {"c": torch.zeros(2)}} for i in range(3)],
     "tuples of tensors": lambda: [(torch.tensor(i), torch.zeros(2)) for i in range(3)],
 }
-OBJECTS: dict[str, Callable[[], Any]] = {
+OBJECTS: Makers = {
     "range": lambda: range(3),
     "mixed": lambda: ["a", 1, None],
     "arrays": lambda: [torch.zeros(2).numpy() for _ in range(3)],

@@ -6,7 +6,7 @@ A failure means that one of the libraries changed: then the page and this table 
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
 import torch
@@ -17,6 +17,8 @@ from .episodes import hindsight_buffer, hindsight_episode, steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    Table: TypeAlias = dict[str, tuple[Callable[[Any], Any], Any, Any]]
 
 
 def buffer(lib: Any, data: Any, storage: str = "LazyTensorStorage", kind: str = "ReplayBuffer", **options: Any) -> Any:
@@ -47,7 +49,7 @@ def _assign(rb: Any, index: Any, data: Any) -> Any:
     return rb[:]["obs"].tolist()
 
 
-DATA: dict[str, tuple[Callable[[Any], Any], Any, Any]] = {
+DATA: Table = {
     "a list of tensordicts in a tensordict buffer": (lambda lib: len(indexed(lib, [rows(1)[0]])), ValueError, 1),
     "the index is not stored": (
         lambda lib: sorted(indexed(lib, rows(2))[:].keys()),
@@ -104,7 +106,7 @@ def _inverted_add(lib: Any) -> int:
     return int(rb.storage[:]["a"][0])
 
 
-PARTS: dict[str, tuple[Callable[[Any], Any], Any, Any]] = {
+PARTS: Table = {
     "new rows join the epoch": (_write_in_an_epoch, [[0, 1], [0, 1], [2, 3]], [[0, 1], [2, 3], [50, 51]]),
     "objects with forward and inv": (
         lambda lib: buffer(lib, torch.arange(3), transform=_TimesTen())[:].tolist(),
@@ -149,7 +151,7 @@ def _passes(lib: Any) -> Any:
     return [len(batch["obs"]) for batch in _windows(lib, steps(1, 2, 2), 4, sampler=sampler)]
 
 
-WINDOWS: dict[str, tuple[Callable[[Any], Any], Any, Any]] = {
+WINDOWS: Table = {
     "rows of one id are one episode": (_reused_ids, RuntimeError, [0, 1, 4, 5]),
     "the last row is not followed by the first": (
         _around_the_corner,
@@ -191,7 +193,7 @@ def _truncated(number: int) -> TensorDict:
     return hindsight_episode(number, 3, "truncated").set(("next", "done"), torch.zeros(3, dtype=torch.bool))
 
 
-COMPOSED: dict[str, tuple[Callable[[Any], Any], Any, Any]] = {
+COMPOSED: Table = {
     "a part is whole, though a pass ends in it": (
         lambda lib: list(pair(lib, "SamplerWithoutReplacement", sample_from_all=True).sample(20)["obs"].shape),
         [2, 8],

@@ -28,6 +28,8 @@ from ostinato import (
 from ostinato.compat.torchrl import convert_checkpoint, is_checkpoint, load_checkpoint
 from ostinato.errors import CheckpointError, DamagedFileError, OptionError, OstinatoError
 
+from ...crash.mutations import _changed
+
 DATA = Path(__file__).parents[2] / "data" / "torchrl_0_14"
 EXPECTED = json.loads((DATA / "expected.json").read_text())
 DIRECTORIES = sorted(name for name in EXPECTED if not name.endswith(".pt"))
@@ -285,16 +287,7 @@ def test_damaged_bytes_raise_or_are_harmless(name: str, tmp_path: Path) -> None:
     for _ in range(60):
         path = rng.choice(files)
         whole = path.read_bytes()
-        text = bytearray(whole)
-        at = rng.randrange(len(text))
-        kind = rng.choice(("flip", "cut", "splice"))
-        if kind == "flip":
-            text[at] ^= 1 << rng.randrange(8)
-        elif kind == "cut":
-            del text[at:]
-        else:
-            text[at:at] = text[rng.randrange(len(text)) :][: rng.randrange(1, 9)]
-        path.write_bytes(text)
+        path.write_bytes(_changed(rng.choice(["flip", "cut", "repeat", "splice"]), whole, whole, rng))
         try:
             rb = load(home)
         except OstinatoError:

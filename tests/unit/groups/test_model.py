@@ -75,6 +75,13 @@ class Machine(RuleBasedStateMachine):
         elif self.fail:
             self.over(name, "dropped", "timeout")
 
+    def look_again(self) -> None:
+        """Whoever has waited long is looked at when a buffer is opened."""
+        for name in self.in_state("waiting", "running"):
+            if self.groups[name]["since"] + TIMEOUT_S <= self.clock:
+                self.waited_long(name)
+        self.buffer.stats()
+
     def over(self, name: str, state: str, detail: Any) -> None:
         """A group has ended: for good, if there is no position to return to."""
         ended = {"state": state, "detail": detail, "ended": self.next(), "lease": "", "gone": not self.positions}
@@ -137,17 +144,15 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.in_state("waiting", "running"))
     @rule(data=st.data())
     def finish(self, data: st.DataObject) -> None:
-        """Append all that a group lacks, each response in two parts."""
+        """Append all that a group lacks."""
         name = self.some(data, "waiting", "running")
         group = self.groups[name]
-        names = [*group["responses"], *(each for each in "abcd" if each not in group["responses"])][:SIZE]
-        for number in range(2 * SIZE):
-            response = names[number // 2]
+        for response in [*group["responses"], *(each for each in "abcd" if each not in group["responses"])][:SIZE]:
             known = group["responses"].get(response, {"parts": [], "done": False})
             if group["state"] in {"waiting", "running"} and not known["done"]:
-                values = {"tokens": [number], "reward": 1.0, "version": 1}
-                self.buffer.append(name, values, id=response, part=len(known["parts"]), done=number % 2 == 1)
-                self.appended(name, response, values, number % 2 == 1)
+                values = {"tokens": [1], "reward": 1.0, "version": 1}
+                self.buffer.append(name, values, id=response, part=len(known["parts"]))
+                self.appended(name, response, values, done=True)
 
     @precondition(lambda self: self.in_state("ready"))
     @rule(step=st.integers(0, 8))
@@ -266,10 +271,7 @@ class Machine(RuleBasedStateMachine):
             self.buffer.compact()
         self.buffer.close()
         self.buffer = GroupBuffer.open(Path(self.place.name) / "groups", **self.options)
-        for name in self.in_state("waiting", "running"):  # whoever has waited long is looked at again
-            if self.groups[name]["since"] + TIMEOUT_S <= self.clock:
-                self.waited_long(name)
-        self.buffer.stats()
+        self.look_again()
         assert not self.buffer.cuts
 
     @precondition(lambda self: self.durable and (self.positions or self.abandoned))
@@ -296,10 +298,7 @@ class Machine(RuleBasedStateMachine):
                 if again and (group["state"] == "trained" or dropped):
                     state = "ready" if group["ready"] else "running" if group["responses"] else "waiting"
                     group |= {"state": state, "ended": 0, "detail": None}
-        for name in self.in_state("waiting", "running"):
-            if self.groups[name]["since"] + TIMEOUT_S <= self.clock:
-                self.waited_long(name)
-        self.buffer.stats()
+        self.look_again()
 
     def compare(self, group: Any, *, only_done: bool) -> None:
         expected = self.groups[group.id]

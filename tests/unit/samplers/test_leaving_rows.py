@@ -1,4 +1,4 @@
-"""Rows that leave the buffer after so many draws; `tests/stateful` holds them against a model."""
+"""Rows that are drawn so many times, and may leave then; `tests/stateful` holds them against a model."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ import torch
 from ostinato import (
     ConsumingSampler,
     LazyTensorStorage,
+    LimitedSampler,
+    QueueSampler,
     ReplayBuffer,
     ReplayBufferEnsemble,
     SamplerWithoutReplacement,
+    TensorStorage,
 )
 from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError
 
+from ...registry import seeded
 from ...stats.chi_square import p_value
 from ..buffers.refusals import raises
 
@@ -24,11 +28,8 @@ CAPACITY = 6
 
 
 def make(most: int = 1, batch_size: int = 3, capacity: int = CAPACITY, **options: Any) -> ReplayBuffer:
-    generator = torch.Generator().manual_seed(3)
-    storage = LazyTensorStorage(capacity)
-    return ReplayBuffer(
-        storage=storage, consume_after_n_samples=most, batch_size=batch_size, generator=generator, **options
-    )
+    options = {"consume_after_n_samples": most, "batch_size": batch_size, "generator": seeded(3), **options}
+    return ReplayBuffer(storage=LazyTensorStorage(capacity), **options)
 
 
 def test_draws_are_uniform_among_the_rows_left() -> None:
@@ -103,3 +104,78 @@ def test_what_it_does_not_go_with() -> None:
             "Prefetching",
         ),
     )
+
+
+# -- queues and limited draws ----------------------------------------------------------------------------------
+
+
+def filled(sampler: Any, **options: Any) -> ReplayBuffer:
+    rb = ReplayBuffer(storage=LazyTensorStorage(CAPACITY), sampler=sampler, **options)
+    rb.extend(torch.arange(3))
+    return rb
+
+
+def test_draws_of_rows_that_were_replaced_are_not_given_back() -> None:
+    def fail(_: Any) -> Any:
+        rb.extend(torch.arange(3, 3 + CAPACITY - 1))
+        raise ValueError
+
+    rb = filled(LimitedSampler(2), transform=fail)
+    with pytest.raises(ValueError):
+        rb.sample(6)
+    sampler: Any = rb.sampler
+    assert (sampler.rows_left, sampler.draws_left) == (CAPACITY, 2 * CAPACITY)
+
+
+def test_limited_batches_follow_the_law_of_single_draws() -> None:
+    # of 3 rows with 2 uses each, 4 draws: compare the counts of the first row with all sequences, weighed exactly
+    expected: Counter[int] = Counter()
+
+    def go(left: tuple[int, ...], drawn: int, first: int, chance: float) -> None:
+        if drawn == 4:
+            expected[first] += chance  # type: ignore[assignment]
+            return
+        alive = [i for i, n in enumerate(left) if n]
+        for i in alive:
+            rest = tuple(n - (j == i) for j, n in enumerate(left))
+            go(rest, drawn + 1, first + (i == 0), chance / len(alive))
+
+    go((2, 2, 2), 0, 0, 1.0)
+    generator, seen = seeded(4), Counter[int]()
+    for _ in range(1500):
+        seen[filled(LimitedSampler(2), generator=generator).sample(4).tolist().count(0)] += 1
+    assert 1e-4 < p_value([seen[i] for i in range(3)], [expected[i] for i in range(3)]) < 1 - 1e-4
+
+
+def test_states_of_other_rows_or_options_are_refused() -> None:
+    limited, queue = filled(LimitedSampler(2)), filled(QueueSampler())
+    limited.sample(4)
+    state, saved = limited.sampler.state_dict(), queue.sampler.state_dict()
+    wrong: list[tuple[Any, dict[str, Any], int, str]] = [
+        (LimitedSampler(3), state, 3, r"max_times_sampled=2\), this one has 3"),
+        (LimitedSampler(2), state, 4, "not those of 4 rows"),
+        (LimitedSampler(2), {**state, "eligible": torch.tensor([0, 0])}, 3, "damaged"),
+        (QueueSampler(), {**saved, "waiting": torch.tensor([0, 0])}, 3, "queue's state is damaged"),
+        (QueueSampler(), {**saved, "drawn": torch.tensor([3])}, 3, "queue's state is damaged"),
+        (QueueSampler(), {**saved, "sizes": torch.tensor([1])}, 3, "queue's state is damaged"),
+    ]
+    for sampler, given_, rows, words in wrong:
+        with pytest.raises(CheckpointError, match=words):
+            sampler.check_state(given_, rows)
+    with pytest.raises(OptionError, match="a positive integer, got 0"):
+        LimitedSampler(0)
+
+
+def test_rows_that_were_there_are_limited_and_consumed_ones_return_if_they_are_marked_as_updated() -> None:
+    limited = ReplayBuffer(storage=TensorStorage(torch.arange(4)), sampler=LimitedSampler(1), batch_size=4)
+    assert sorted(limited.sample().tolist()) == [0, 1, 2, 3]
+    rb = ReplayBuffer(storage=LazyTensorStorage(6), consume_after_n_samples=1, batch_size=6)
+    rb.extend(torch.arange(6))
+    rb.sample()
+    assert len(rb) == rb.stats()["size"] == rb.stats().rows == 0
+    rb.mark_update(torch.tensor([4, 1]))
+    assert len(rb) == rb.stats()["size"] == 2
+    slots = rb.extend(torch.arange(10, 14))  # into the slots of rows that are still out
+    assert sorted(slots.tolist()) == [0, 2, 3, 5]
+    assert sorted(rb.sample().tolist()) == [1, 4, 10, 11, 12, 13]
+    assert len(rb) == 0

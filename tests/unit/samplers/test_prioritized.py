@@ -16,6 +16,8 @@ from ostinato import (
 from ostinato.errors import CapacityError, CheckpointError, OptionError, PriorityError
 from ostinato.testing.views import make_view
 
+from ...registry import seeded
+
 
 def filled(rows: int = 5, capacity: int = 8, **options: Any) -> ReplayBuffer:
     """A buffer of `rows` rows under a prioritized sampler."""
@@ -25,7 +27,7 @@ def filled(rows: int = 5, capacity: int = 8, **options: Any) -> ReplayBuffer:
         storage=LazyTensorStorage(capacity),
         sampler=sampler,
         batch_size=4,
-        generator=torch.Generator().manual_seed(0),
+        generator=seeded(),
     )
     rb.extend(torch.arange(rows))
     return rb

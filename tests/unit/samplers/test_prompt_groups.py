@@ -19,7 +19,6 @@ from ostinato import (
     LazyTensorStorage,
     PromptGroupSampler,
     ReplayBuffer,
-    TensorDictReplayBuffer,
 )
 from ostinato.errors import (
     KeyMissingError,
@@ -28,21 +27,16 @@ from ostinato.errors import (
     SchemaError,
 )
 
+from ... import registry
 from ...effort import examples
 from ...stats.chi_square import p_value
 from ..buffers.refusals import raises
 
 
-def make(prompts: Any = (), rewards: Any = None, *, batch_size: int = 4, capacity: int = 100, **given: Any) -> Any:
+def make(prompts: Any = (), rewards: Any = None, *, batch_size: int = 4, **given: Any) -> Any:
     """Return a buffer with rows of these prompts."""
-    episodes = given.pop("episodes", None)
-    rb = TensorDictReplayBuffer(
-        storage=LazyTensorStorage(capacity),
-        sampler=PromptGroupSampler(**{"group_key": "prompt", "reward_key": "reward", **given}),
-        batch_size=batch_size,
-        generator=torch.Generator().manual_seed(0),
-        episodes=episodes,
-    )
+    sampler = PromptGroupSampler(**{"group_key": "prompt", "reward_key": "reward", **given})
+    rb = registry.make(100, sampler=sampler, batch_size=batch_size)
     if len(prompts):
         rb.extend(rows(prompts, rewards))
     return rb

@@ -19,12 +19,17 @@ from ostinato import (
     Sampler,
     SamplerEnsemble,
     SamplerWithoutReplacement,
+    SequenceUnit,
     SliceSampler,
+    SliceSamplerWithoutReplacement,
     StalenessAwareSampler,
     StreamingSliceSampler,
 )
-from ostinato.errors import CheckpointError, KindError
+from ostinato.errors import CheckpointError, KindError, OstinatoError
 from ostinato.testing import make_view
+
+from ...registry import seeded
+from ...tags import same_state, snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,9 +94,9 @@ def test_states_that_are_not_permutations_are_refused() -> None:
 
 def test_no_permutation_is_made_before_it_is_needed() -> None:
     """The first draw of a large buffer consumes as much randomness as it draws rows, not as there are rows."""
-    generator = torch.Generator().manual_seed(0)
+    generator = seeded()
     SamplerWithoutReplacement().draw(make_view(100_000, 100_000), 4, generator)
-    same = torch.Generator().manual_seed(0)
+    same = seeded()
     torch.randint(0, 2**63 - 1, (4,), generator=same)
     assert torch.equal(generator.get_state(), same.get_state())
 
@@ -111,3 +116,48 @@ def test_memory_is_counted(sampler: Sampler, each: int) -> None:
     rb.extend({"x": torch.arange(1000), "y": torch.zeros(1000), "done": torch.ones(1000, dtype=torch.bool)})
     rb.sample()
     assert 1000 * (each or 4) <= sampler.nbytes <= 1000 * (each or 32)
+
+
+# -- a draw that raises leaves sampler and generator as they were, so that the buffer can be saved and goes on ------
+
+STRICT = SequenceUnit(4, "strict", "done")
+CASES: dict[str, tuple[Callable[[], Sampler], dict[str, Any]]] = {
+    "slices": (lambda: SliceSampler(slice_len=4), {}),
+    "slices-without-replacement": (lambda: SliceSamplerWithoutReplacement(slice_len=4), {}),
+    "number-of-slices": (lambda: SliceSamplerWithoutReplacement(num_slices=1), {}),
+    "slices-dropped": (lambda: SliceSamplerWithoutReplacement(slice_len=4, drop_last=True), {"batch_size": 12}),
+    "prioritized-slices": (lambda: PrioritizedSliceSampler(16, 0.6, 0.4, slice_len=4), {}),
+    "prioritized-number": (lambda: PrioritizedSliceSampler(16, 0.6, 0.4, num_slices=1), {}),
+    "windows": (RandomSampler, {"sample_unit": STRICT}),
+    "windows-without-replacement": (SamplerWithoutReplacement, {"sample_unit": STRICT}),
+}
+
+
+def make(sampler: Sampler, **options: Any) -> ReplayBuffer:
+    options = {"batch_size": 4, "generator": seeded(3), **options}
+    return ReplayBuffer(storage=LazyTensorStorage(16), sampler=sampler, **options)
+
+
+def fails(rb: ReplayBuffer, **options: Any) -> None:
+    """Let a draw fail, twice, and compare the state before and after."""
+    before = snapshot(rb)
+    for _ in range(2):
+        with pytest.raises(OstinatoError):
+            rb.sample(**options)
+        after = snapshot(rb)
+        same_state(after["sampler"], before["sampler"])
+        same_state(after["generator"], before["generator"])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_episodes_too_short_for_a_slice(name: str) -> None:
+    sampler, options = CASES[name]
+    rb, x = make(sampler(), **options), torch.arange(16)
+    rb.extend({"x": x, "done": x % 4 == 3})
+    rb.sample()
+    rb.extend({"x": x, "done": x % 2 == 1})
+    fails(rb)
+    rb.extend({"x": x, "done": x % 4 == 3})
+    assert (rb.sample()["x"].view(-1, 4).diff(dim=1) == 1).all()
+    if name == "prioritized-number":
+        fails(rb, batch_size=8)  # another length of slices

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from ostinato import (
     LazyMemmapStorage,
-    LazyTensorStorage,
     ListStorage,
     StalenessAwareSampler,
     TensorDictReplayBuffer,
@@ -29,18 +28,14 @@ from ostinato.errors import (
 )
 from ostinato.samplers.uniform import draw_weighted
 
+from ... import registry
 from ...stats.chi_square import p_value
 from ..buffers.refusals import raises
 
 
 def make(versions: Any, *, batch_size: int = 4, capacity: int = 100, **sampler: Any) -> Any:
     """Return a buffer with rows of these versions."""
-    rb = TensorDictReplayBuffer(
-        storage=LazyTensorStorage(capacity),
-        sampler=StalenessAwareSampler(**sampler),
-        batch_size=batch_size,
-        generator=torch.Generator().manual_seed(0),
-    )
+    rb = registry.make(capacity, sampler=StalenessAwareSampler(**sampler), batch_size=batch_size)
     if len(versions):
         rb.extend(rows(versions))
     return rb

@@ -9,12 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato import (
-    LazyTensorStorage,
-    ReplayBuffer,
-    SliceSampler,
-    StreamingSliceSampler,
-)
+from ostinato import LazyTensorStorage, ReplayBuffer, SliceSampler, StreamingSliceSampler
 from ostinato.errors import (
     CapacityError,
     CheckpointError,
@@ -24,6 +19,7 @@ from ostinato.errors import (
 )
 
 from ...effort import examples
+from ...registry import seeded
 from ..buffers.refusals import raises
 
 if TYPE_CHECKING:
@@ -33,14 +29,9 @@ CAPACITY = 8
 
 
 def make(slice_len: int = 3, slices: int = 1, capacity: int = CAPACITY, **options: Any) -> ReplayBuffer:
-    given = {name: options.pop(name) for name in ("prefetch", "episodes") if name in options}
-    return ReplayBuffer(
-        storage=LazyTensorStorage(capacity),
-        sampler=StreamingSliceSampler(slice_len=slice_len, **({"end_key": "done"} | options)),
-        batch_size=slice_len * slices,
-        generator=torch.Generator().manual_seed(2),
-        **given,
-    )
+    sampler = StreamingSliceSampler(slice_len=slice_len, **({"end_key": "done"} | options))
+    storage, size = LazyTensorStorage(capacity), slice_len * slices
+    return ReplayBuffer(storage=storage, sampler=sampler, batch_size=size, generator=seeded(2))
 
 
 def rows(first: int, done: list[bool], **more: Any) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from ostinato.errors import CheckpointError, DamagedFileError, OptionError, Sche
 
 from ...tags import same_state
 from ..background import in_background
-from .pairs import Environments, over
+from .test_single_copy_log import Environments, over
 
 if TYPE_CHECKING:
     from collections.abc import Callable
