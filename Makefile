@@ -187,10 +187,10 @@ $(VENV)/.wheels: $(SOURCES)
 	$(call install,dev$(COMMA)wheels,$@ $(VENV)/.installed $(VENV)/.demo)
 
 # PYTHONS and TORCHES replace the interpreters that are found and the two versions of torch; CUDA=1 also downloads builds of
-# torch of several GB; WHEELS_ARGS are further options of tests/packaging/wheels.py.
+# torch of several GB; WHEELS_ARGS are further options of .ci/wheels.py.
 .PHONY: wheels
 wheels: $(VENV)/.wheels ## Build sdist and wheels into dist/, check them, run the smoke tests over each in clean environments
-	$(BIN)/python tests/packaging/wheels.py $(foreach p,$(PYTHONS),--python $(p)) $(foreach t,$(TORCHES),--torch $(t)) \
+	$(BIN)/python .ci/wheels.py $(foreach p,$(PYTHONS),--python $(p)) $(foreach t,$(TORCHES),--torch $(t)) \
 		$(if $(CUDA),--cuda) $(WHEELS_ARGS)
 
 .PHONY: clean

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.packaging import wheels
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
+
+    import wheels
+else:
+    sys.path.append(str(Path(__file__).parents[2] / ".ci"))
+    wheels = importlib.import_module("wheels")
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("wheel")]  # one worker: the wheel is shared
 

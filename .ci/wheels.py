@@ -35,7 +35,7 @@ from packaging.utils import parse_wheel_filename
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 OLDEST, NEWEST = (3, 11), (3, 14)
 """Versions of CPython that are supported."""
 TORCHES = ("2.4.1", "2.13.0")
@@ -64,24 +64,27 @@ class Report:
     failed: bool = False
 
     def text(self) -> str:
+        """Return the tables of files and of combinations."""
         built = table(("file", "bytes", "result"), self.built)
         return f"{built}\n\n{table(('interpreter', 'torch', 'wheel', 'result'), self.ran)}\n"
 
 
 def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    """Return rows of text in aligned columns."""
     widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in [head, *rows]]
     return "\n".join(line.rstrip() for line in lines)
 
 
 def say(text: str) -> None:
+    """Print a line of progress."""
     print(f"wheels: {text}", flush=True)  # noqa: T201
 
 
 def run(command: Sequence[str | Path], **variables: str) -> str:
     """Run a command and return its output; raise with its last lines if it fails."""
     env = {name: value for name, value in os.environ.items() if name not in {"OSTINATO_NATIVE", "PYTHONPATH"}}
-    done = subprocess.run(
+    done = subprocess.run(  # noqa: S603 (commands of this file)
         list(map(str, command)), env={**env, **variables}, capture_output=True, text=True, check=False
     )
     if done.returncode:
@@ -103,10 +106,12 @@ class Interpreter:
 
     @property
     def name(self) -> str:
+        """Return the version as text."""
         return "{}.{}".format(*self.version)
 
     @property
     def supported(self) -> bool:
+        """Whether the package supports this version."""
         return OLDEST <= self.version <= NEWEST
 
 
@@ -150,6 +155,7 @@ def environment(place: Path, interpreter: Interpreter) -> Path:
 
 
 def pip(python: Path, *arguments: str | Path, **variables: str) -> str:
+    """Run pip in an environment."""
     return run([python, "-m", "pip", "--disable-pip-version-check", *arguments], **variables)
 
 
@@ -169,6 +175,7 @@ def compiler(work: Path) -> dict[str, str]:
 
 
 def build_sdist(dist: Path) -> Path:
+    """Build the sdist of this tree."""
     run([sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", dist, ROOT])
     (sdist,) = dist.glob("*.tar.gz")
     return sdist
@@ -260,6 +267,7 @@ def build_all(options: argparse.Namespace, found: list[Interpreter], report: Rep
 
 
 def names_in(file: Path) -> list[str]:
+    """Return the names of the files in a wheel or an sdist."""
     if file.suffix == ".whl":
         with zipfile.ZipFile(file) as wheel:
             return [name for name in wheel.namelist() if not name.endswith("/")]
@@ -312,6 +320,7 @@ def check_metadata(wheel: Path, version: str) -> None:
 
 
 def version_of_tree() -> str:
+    """Return the version that the package of this tree has."""
     text = (ROOT / "src/ostinato/__init__.py").read_text(encoding="utf-8")
     (version,) = re.findall(r'^__version__ = "([^"]+)"$', text, re.MULTILINE)
     return str(version)
