@@ -73,6 +73,8 @@ def test_a_deleted_row_gets_no_priority_and_sets_no_default() -> None:
     rb.update_priority(index, [1.0, 2.0, 9.0, 3.0])
     rb.delete(2)
     rb.update_priority(2, 50.0)
+    rb.update_priority(torch.tensor([2]), torch.tensor([50.0]), torch.tensor([0]))  # the generation of no row
+    assert rb.stats().stale_updates == 1
     rb.mark_update(2)
     assert rb.sampler.default_priority == 3.0
     assert rb.extend(torch.tensor([4])).tolist() == [2]
