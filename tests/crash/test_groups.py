@@ -86,7 +86,9 @@ def test_damaged_segments_are_refused_or_cut(count: int, seed: int, quick_path: 
         try:
             found = replay(path, name, "ready", repair=rng.random() < 0.5)
         except CheckpointError as error:
-            named = victim in str(error) or "missing" in str(error)
+            # of a file that ends earlier, with a whole record, the next one does not follow
+            names = [victim, *sorted(files)[sorted(files).index(victim) + 1 :][:1], "missing"]
+            named = any(each in str(error) for each in names)
             wrong += [] if named else [str(error)]
             outcomes["refused"] += 1
         else:

@@ -557,6 +557,12 @@ class Ledger:
                 group.place = place
                 place.need(group.share)
 
+    def is_whole(self) -> bool:
+        """Whether it is known where the values of all groups are."""
+        groups = self.groups.values()
+        parts = (part for group in groups for each in group.responses.values() for part in each.parts)
+        return all(group.place is not None for group in groups) and all(part.place is not None for part in parts)
+
     def places(self) -> dict[Place, None]:
         """Return where the values of all groups are, each place once."""
         found = dict.fromkeys(group.place for group in self.groups.values())

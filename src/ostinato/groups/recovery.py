@@ -124,7 +124,7 @@ class _Reader:
     def read_base(self, path: Path) -> None:
         """Read the file of a compaction, which is whole."""
         data = _contents(path)
-        end = 0
+        end = serial = 0
         for serial, offset, body in self._frames(path, data, "base"):
             where = f"{path}: record at byte {offset}"
             event = event_of(body, where)
@@ -136,6 +136,8 @@ class _Reader:
             end = offset + HEADER.size + len(body)
         if end < len(data) or not end:
             damaged(path, "a record is not whole", f"at byte {end}")
+        if not serial or not self.ledger.is_whole():
+            damaged(path, "it ends before its last record", f"at byte {end}")
 
     def read_segment(self, path: Path) -> str:
         """Read a segment up to its first record that is not whole; return what is wrong with it."""
