@@ -279,8 +279,7 @@ def test_root_exports_exactly_all() -> None:
     import ostinato
 
     public = {name for name in dir(ostinato) if not name.startswith("_")}
-    folders = map(Path, ostinato.__path__)  # in an editable install also that of the demo
-    submodules = {p.stem if p.is_file() else p.name for folder in folders for p in folder.iterdir()}
+    submodules = {p.stem if p.is_file() else p.name for p in SOURCE.iterdir()}
     kept_for_torchrl = {"Sequence"}  # importable under TorchRL's name, but `import *` must not hide typing.Sequence
     assert set(ostinato.__all__) == public - submodules - kept_for_torchrl
     assert list(ostinato.__all__) == sorted(ostinato.__all__)
