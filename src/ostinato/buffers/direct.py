@@ -146,8 +146,7 @@ class _Priorities:
     """
 
     def __init__(self, sampler: PrioritizedSampler, ring: Ring) -> None:
-        self._sampler, self._ring = sampler, ring
-        self._counts = ring.counts
+        self._sampler, self._counts = sampler, ring.counts
 
     @classmethod
     def of(cls, engine: Reader) -> _Priorities | None:

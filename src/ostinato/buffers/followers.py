@@ -11,7 +11,7 @@ from ostinato.buffers.rate_limit import as_counting, largest_batch
 from ostinato.buffers.updates import as_sampler, priorities_of_rows
 from ostinato.core.ring import no_slots
 from ostinato.errors import EmptyBufferError, SlotError
-from ostinato.samplers import PrioritizedSampler, Sampler, SamplerWithoutReplacement
+from ostinato.samplers import PrioritizedSampler, Sampler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -168,9 +168,8 @@ class RecordedRows(_OfSampler):
         return True
 
     def reported(self, store: Store, run: Run) -> None:
-        """Record new rows, unless the sampler looks for them when it draws."""
-        if type(self._sampler) is not SamplerWithoutReplacement:
-            self.written(store, run, None)
+        """Record new rows."""
+        self.written(store, run, None)
 
     def written(self, store: Store, placement: Placement, found: Any) -> None:  # noqa: ARG002
         """Record new rows."""
@@ -318,8 +317,12 @@ def followers(
         writes = (PriorityRows(sampler, tracker, path),)
     elif sampler.watches or type(sampler).record is not Sampler.record:
         writes = (RecordedRows(sampler, tracker),)
-    used = (UsedRows(sampler),) if sampler.counting else ()
-    return (*episodes, SamplerRows(sampler, tracker), *used, *writes)
+    return (*episodes, SamplerRows(sampler, tracker), *used_rows(sampler), *writes)
+
+
+def used_rows(sampler: Sampler) -> tuple[UsedRows, ...]:
+    """Return what counts the draws of a sampler; nothing unless it uses rows up."""
+    return (UsedRows(sampler),) if sampler.counting else ()
 
 
 def begin_sampler(store: Store, sampler: Sampler, tracker: EpisodeTracker | None) -> None:

@@ -124,7 +124,7 @@ class Observer:
 
 
 class DrawRule(Observer):
-    """Base of what permits and counts the draws of one reader, and the writes of its buffer.
+    """Base of what permits and counts the draws of one reader.
 
     The reader calls every method under the lock of the store.
     """
@@ -145,18 +145,6 @@ class DrawRule(Observer):
         self.begin(store.ring)
 
     replaced = cleared
-
-    def may_write(self, reader: Reader, rows: int) -> bool:  # noqa: ARG002
-        """Whether a write of so many rows need not wait.
-
-        Raises:
-            OptionError: if it could never be made.
-        """
-        return True
-
-    def may_draw(self, reader: Reader, rows: int) -> bool:  # noqa: ARG002
-        """Whether a draw of so many rows need not wait."""
-        return True
 
     def can_draw(self, reader: Reader, rows: int) -> bool:  # noqa: ARG002
         """Whether a draw of so many rows returns at once, and does not raise."""

@@ -123,6 +123,26 @@ class Parts(Draws):
         eligible = self.store.eligible
         return len(self.storage) if eligible is None else eligible.rows
 
+    @property
+    def rows_written(self) -> int:
+        """Rows ever written."""
+        return self.store.counts.written
+
+    @property
+    def rows_since_empty(self) -> int:
+        """Rows written since the buffer was made or emptied."""
+        return self.store.counts.since_empty
+
+    @property
+    def rows_drawn(self) -> int:
+        """Rows delivered."""
+        return self.counts.drawn
+
+    @property
+    def redone(self) -> int:
+        """Batches copied again because a writer replaced some of their rows."""
+        return self.counts.redone
+
     def parts_changed(self) -> None:
         """End direct calls; see `Store.parts_changed`."""
         self.store.parts_changed()

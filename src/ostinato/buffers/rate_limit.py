@@ -286,10 +286,6 @@ class Flow:
         """Return how many rows the band allows to be written before others are drawn; `math.inf` for any number."""
         return round((self._high - self._balance) / self._ratio, _DIGITS) if self._ratio else math.inf
 
-    def fits_write(self, rows: int) -> bool:
-        """Whether the band is wide enough for a write of so many rows."""
-        return round(rows * self._ratio - (self._high - self._low), _DIGITS) <= 0
-
     def check_write(self, rows: int, capacity: int | None) -> None:
         """Check that a write can ever be made; `capacity` is that of a queue.
 
@@ -614,8 +610,11 @@ class Gate(DrawRule):
         return True
 
     def admits(self, reader: Reader, rows: int) -> bool:
-        """Whether a native call may write so many rows now; else the general way waits, or raises."""
-        return self.flow.fits_write(rows) and self.flow.may_write(rows, reader.stock())
+        """Whether so many rows may be written now; False also if they never may."""
+        try:
+            return self.may_write(reader, rows)
+        except OptionError:
+            return False
 
     def reported(self, store: Store, run: Run) -> None:
         """Count rows written."""

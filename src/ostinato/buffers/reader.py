@@ -10,7 +10,7 @@ import torch
 from ostinato.buffers.checkpoint.save import checker, save_buffer
 from ostinato.buffers.checkpoint.state import FORMAT, copy_part, engine_state, load_engine_states, load_saved
 from ostinato.buffers.drawn_ahead import HeldRows
-from ostinato.buffers.followers import UsedRows
+from ostinato.buffers.followers import used_rows
 from ostinato.buffers.options import (
     check_view_parts,
     checked_slots,
@@ -84,28 +84,6 @@ class Reader(Parts):
         self.store.join(self)
         record_owner(self, self.sampler, *([self.store.writer] if self.own else []))
 
-    # -- what belongs to the store ------------------------------------------------------------------------------------
-
-    @property
-    def rows_written(self) -> int:
-        """Rows ever written."""
-        return self.store.counts.written
-
-    @property
-    def rows_since_empty(self) -> int:
-        """Rows written since the buffer was made or emptied."""
-        return self.store.counts.since_empty
-
-    @property
-    def rows_drawn(self) -> int:
-        """Rows delivered."""
-        return self.counts.drawn
-
-    @property
-    def redone(self) -> int:
-        """Batches copied again because a writer replaced some of their rows."""
-        return self.counts.redone
-
     # -- parts --------------------------------------------------------------------------------------------------------
 
     def set_sampler(self, sampler: Sampler) -> Sampler:
@@ -158,7 +136,7 @@ class Reader(Parts):
         made.tracker = None if self.tracker is None else self.make_tracker(made.sampler)
         made.gates = ()
         made.gates = gates_of(made, self.limiter) if self.gates else ()
-        made.rules = (*made.gates, *(UsedRows(made.sampler) for _ in range(made.sampler.counting)))
+        made.rules = (*made.gates, *used_rows(made.sampler))
         return made
 
     # -- priorities ---------------------------------------------------------------------------------------------------
@@ -243,10 +221,6 @@ class Reader(Parts):
             else:
                 as_sampler(sampler).set_priorities(slots, None, self.view())
 
-    def generations_of(self, index: Any) -> Tensor:
-        """Return the generations of the rows at an index; see `Store.generations_of`."""
-        return self.store.generations_of(index)
-
     # -- waiting ------------------------------------------------------------------------------------------------------
 
     def may_draw(self, rows: int) -> bool:
@@ -276,10 +250,7 @@ class Reader(Parts):
         """Whether a write of so many rows goes ahead at once, as far as writer and rate limiter are concerned."""
         with self.lock:
             self.store.follow_storage()
-            try:
-                return self.store.writer.mutable and all(gate.may_write(self, rows) for gate in self.gates)
-            except OptionError:  # it could never be written
-                return False
+            return self.store.writer.mutable and all(gate.admits(self, rows) for gate in self.gates)
 
     def wait_to_draw(self, rows: int, ask: Ask, queued: Callable[[], bool] = lambda: False) -> int:
         """Return once a draw of so many rows need not wait, or one is queued; the caller holds the lock.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, final
 import numpy as np
 import torch
 
-from ostinato.core.eligible import DELETED, USED_UP, Eligible, grown, slots_of
+from ostinato.core.eligible import DELETED, USED_UP, Eligible, each_once, grown, slots_of
 from ostinato.core.options import check_integer
 from ostinato.core.records import Draw, ring_range
 from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError
@@ -389,7 +389,7 @@ class UsesSampler(CountingSampler):
             slots = kept[view.ring.holds(kept, draw.generations[there])].cpu().numpy()
         np.subtract.at(self._counts, slots, 1)
         self._total -= slots.size
-        self.eligible.include(np.unique(slots), USED_UP)
+        self.eligible.include(each_once(slots), USED_UP)
         self.ran_out = self.leaves and self.eligible.rows == 0
 
     def drop_rows(self, slots: Tensor, view: View) -> None:

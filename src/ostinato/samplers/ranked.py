@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, final
 import numpy as np
 import torch
 
-from ostinato.core.eligible import grown
+from ostinato.core.eligible import each_once, grown
 from ostinato.core.options import check_choice, check_integer
 from ostinato.core.rank_order import RankOrder
 from ostinato.errors import PriorityError, TooFewRowsError
@@ -299,7 +299,7 @@ class HeapSampler(PrioritySampler, _TopSampler):
     def _set_by_index(self, index: Any, priority: Any, storage: BareStorage | None, *, least: int = 0) -> Tensor:
         slots = super()._set_by_index(index, priority, storage, least=least)
         if priority is None:  # rows just written: those that have left return
-            self._add(np.unique(slots.numpy()))
+            self._add(each_once(slots.numpy()))
         return slots
 
     # -- state ---------------------------------------------------------------------------------------------------------

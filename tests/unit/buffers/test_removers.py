@@ -98,7 +98,7 @@ def test_rows_are_those_of_a_model(name: str, calls: list[tuple[str, list[int]]]
             rb.empty()
             model, largest, freed, unused = {}, 0.0, [], list(range(CAPACITY))
         elif slots:
-            names: dict[str, Any] = {"index": index[:1], "generation": rb._engine.generations_of(index[:1])}
+            names: dict[str, Any] = {"index": index[:1], "generation": rb._engine.store.generations_of(index[:1])}
             rb.update_if_present(**names, patch={"version": torch.tensor(picks[-1:])})
             model[slots[0]] = model[slots[0]]._replace(version=picks[-1])
         assert len(rb) == len(model)
