@@ -44,7 +44,7 @@ def write(rb: Any, first: int, last: int) -> int:
 
 def _counts(buffer: Any) -> tuple[int, int]:
     with buffer._engine.lock:
-        return buffer._engine.gates[0].flow.written, buffer._engine.gates[0].flow.drawn
+        return buffer._engine.limits[0].flow.written, buffer._engine.limits[0].flow.drawn
 
 
 # -- timeouts ---------------------------------------------------------------------------------------------------------

@@ -414,7 +414,7 @@ def _check_room(rb: ReplayBuffer, rows: int, *, overwrite: bool) -> None:
             "dataset follow each other: use a storage with ndim=1"
         )
         raise UsageError(msg)
-    if not all(gate.flow.may_write(rows, engine.stock()) for gate in engine.gates):
+    if not all(limit.flow.may_write(rows, engine.stock()) for limit in engine.limits):
         msg = f"the rate limiter of the buffer does not permit {rows} rows now: load the dataset without one"
         raise UsageError(msg)
     free = storage.max_size - len(storage)

@@ -171,9 +171,9 @@ def _admits(engine: Reader) -> Callable[[int], bool] | None:
 
     def admits(rows: int) -> bool:
         reader = found()
-        return reader is not None and all(gate.admits(reader, rows) for gate in reader.gates)
+        return reader is not None and all(limit.admits(reader, rows) for limit in reader.limits)
 
-    return admits if engine.gates else None
+    return admits if engine.limits else None
 
 
 def _reports(engine: Reader) -> Callable[[int, int, int], None] | None:

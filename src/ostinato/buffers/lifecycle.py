@@ -162,7 +162,7 @@ class Lifecycle:
     @property
     def rate_limiter(self) -> RateLimiter | None:
         """The rules by which readers and writers wait for each other; None if they never wait."""
-        return next((gate.flow.limiter for gate in self._engine.gates), None)
+        return next((limit.flow.limiter for limit in self._engine.limits), None)
 
     @property
     def transform(self) -> Compose:

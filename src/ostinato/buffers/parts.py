@@ -74,9 +74,9 @@ class Parts(Draws):
     def follow(self) -> None:
         """Follow the rows by the parts that there are now."""
         before = self._episodes
-        parts = (*followers(self.sampler, self.tracker, self.unit, self.priority_path), *self.gates)
+        parts = (*followers(self.sampler, self.tracker, self.unit, self.priority_path), *self.limits)
         self.observers: tuple[Observer, ...] = parts
-        self.rules = (*self.gates, *(part for part in parts if isinstance(part, UsedRows)))
+        self.rules = (*self.limits, *(part for part in parts if isinstance(part, UsedRows)))
         self._episodes = next((part for part in parts if isinstance(part, EpisodeRows)), None)
         if before is not None and self._episodes is not None:
             self._episodes.continuity = before.continuity

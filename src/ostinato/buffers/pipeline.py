@@ -328,8 +328,8 @@ class Pipeline:
         engine, tries = self._engine, 0
         if self.ended or self._updates is not None:
             self._check_open()
-        for gate in engine.gates:
-            ask = ask.begun(gate)  # all tries share one time
+        for limit in engine.limits:
+            ask = ask.begun(limit)  # all tries share one time
         while True:
             if self.prefetch is not None:
                 made = self._make_ahead(self.prefetch, size, finish, ask, within_epoch=within_epoch)

@@ -89,7 +89,7 @@ class Portion:
         if engine.storage.ndim > 1:
             msg = f"a shard's storage must have ndim=1, got ndim={engine.storage.ndim}: write environments one by one"
             raise OptionError(msg)
-        if any(gate.flow.limiter != RateLimiter() for gate in engine.gates):
+        if any(limit.flow.limiter != RateLimiter() for limit in engine.limits):
             msg = "a rate limiter holds for all shards together: give rate_limiter to the ShardedReplayBuffer itself"
             raise OptionError(msg)
         with engine.lock:
@@ -189,7 +189,7 @@ class Portion:
 
     def _use(self, rows: int) -> tuple[Any, dict[str, Any]] | None:
         """Draw rows that are used up by it; None if another reader was quicker."""
-        now = 0.0 if self._engine.gates else None
+        now = 0.0 if self._engine.limits else None
         try:
             found: tuple[Any, dict[str, Any]] = self._buffer.sample(rows, return_info=True, timeout_s=now)
         except (EmptyBufferError, WaitTimeoutError):

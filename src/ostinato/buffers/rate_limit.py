@@ -400,11 +400,11 @@ class Ask(NamedTuple):
     min_rows: int | None = None
     """Rows of the smallest batch to take when the time is up; None takes whole batches only."""
 
-    def begun(self, gate: Gate) -> Ask:
+    def begun(self, limit: LimiterState) -> Ask:
         """Return the same, its time beginning now unless it has begun."""
         if self.until is not None:
             return self
-        patience_s = gate.patience_s(self.timeout_s)
+        patience_s = limit.patience_s(self.timeout_s)
         return self._replace(timeout_s=patience_s, until=time.monotonic() + patience_s)
 
 
@@ -438,7 +438,12 @@ class Waiters:
         self._changed = threading.Condition(self.lock)
 
     def wait(
-        self, side: list[int], rows: int, until: float, held_by: Callable[[], Gate | None], why: Callable[[Gate], str]
+        self,
+        side: list[int],
+        rows: int,
+        until: float,
+        held_by: Callable[[], LimiterState | None],
+        why: Callable[[LimiterState], str],
     ) -> None:
         """Return once `held_by()` is None; the caller holds the lock, which is free meanwhile.
 
@@ -446,7 +451,7 @@ class Waiters:
             side: `writers` or `readers`.
             rows: of the call.
             until: when its time is up, on the clock of `time.monotonic`.
-            held_by: looks at everything that could let the call go on, and returns the gate that does not let it; what
+            held_by: looks at everything that could let the call go on, and returns the limit that does not let it; what
                 it raises ends the wait.
             why: the message of the error.
 
@@ -455,10 +460,10 @@ class Waiters:
         """
         side.append(rows)
         try:
-            while (gate := held_by()) is not None:
+            while (limit := held_by()) is not None:
                 left = until - time.monotonic()
                 if left <= 0:
-                    raise WaitTimeoutError(why(gate))
+                    raise WaitTimeoutError(why(limit))
                 self._changed.wait(None if left == math.inf else min(left, threading.TIMEOUT_MAX))
         finally:
             side.remove(rows)
@@ -470,11 +475,11 @@ class Waiters:
 
 
 @final
-class Gate(DrawRule):
+class LimiterState(DrawRule):
     """The counts of a `Flow` for the calls of one buffer. Every method is called under the lock of the buffer.
 
-    A wait may outlast its gate, since a new sampler may bring another one, or none: a call that waits looks at the
-    gates that its reader has now.
+    A wait may outlast its limit, since a new sampler may bring another one, or none: a call that waits looks at the
+    limits that its reader has now.
 
     Args:
         limiter: the rules; None is `RateLimiter()`, for a queue.
@@ -551,8 +556,8 @@ class Gate(DrawRule):
         """
         reader = store.own
 
-        def held_by() -> Gate | None:
-            return next((gate for gate in reader.gates if not gate.may_write(reader, rows)), None)
+        def held_by() -> LimiterState | None:
+            return next((limit for limit in reader.limits if not limit.may_write(reader, rows)), None)
 
         if held_by() is None:
             return None
@@ -560,7 +565,7 @@ class Gate(DrawRule):
         until = time.monotonic() + waited_s
         writers = self._waiters.writers
         self._waiters.wait(
-            writers, rows, until, held_by, lambda gate: gate.why_no_write(rows, reader.stock(), waited_s)
+            writers, rows, until, held_by, lambda limit: limit.why_no_write(rows, reader.stock(), waited_s)
         )
         return max(0.0, until - time.monotonic())
 
@@ -579,14 +584,14 @@ class Gate(DrawRule):
         begun = ask.begun(self)
         waited_s, until = begun.timeout_s or 0.0, begun.until or 0.0
 
-        def held_by() -> Gate | None:
+        def held_by() -> LimiterState | None:
             if queued() or reader.may_draw(rows):
                 return None
             sampler = reader.sampler
             most = as_counting(sampler).draws_of(reader.storage.capacity) if sampler.counting else None
-            for gate in reader.gates:
-                gate.flow.check_draw(ask.min_rows or rows, most)
-            return reader.gates[0]
+            for limit in reader.limits:
+                limit.flow.check_draw(ask.min_rows or rows, most)
+            return reader.limits[0]
 
         try:
             self._waiters.wait(
@@ -594,7 +599,7 @@ class Gate(DrawRule):
                 rows,
                 until,
                 held_by,
-                lambda gate: gate.why_no_draw(rows, reader.stock(), waited_s),
+                lambda limit: limit.why_no_draw(rows, reader.stock(), waited_s),
             )
         except WaitTimeoutError:
             fewer = 0 if ask.min_rows is None else largest_batch(reader, rows, ask.min_rows)
@@ -670,7 +675,7 @@ class Gate(DrawRule):
             )
 
 
-def gates_of(reader: Reader, limiter: RateLimiter | None) -> tuple[Gate, ...]:
+def limits_of(reader: Reader, limiter: RateLimiter | None) -> tuple[LimiterState, ...]:
     """Return what makes the calls of a reader wait: for a rate limiter, or a queue; counts that go on are kept.
 
     Raises:
@@ -680,11 +685,11 @@ def gates_of(reader: Reader, limiter: RateLimiter | None) -> tuple[Gate, ...]:
     sampler = reader.sampler
     if limiter is None and not (sampler.counting and as_counting(sampler).bounded):
         return ()
-    if limiter is None and reader.gates:
-        return reader.gates
-    gate = Gate(limiter, reader.storage.max_size, reader.waiters)
-    gate.begin(reader.ring)
-    return (gate,)
+    if limiter is None and reader.limits:
+        return reader.limits
+    limit = LimiterState(limiter, reader.storage.max_size, reader.waiters)
+    limit.begin(reader.ring)
+    return (limit,)
 
 
 def largest_batch(reader: Reader, rows: int, least: int) -> int:

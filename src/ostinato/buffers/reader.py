@@ -20,7 +20,7 @@ from ostinato.buffers.part_owners import check_free, record_owner
 from ostinato.buffers.parts import Parts
 from ostinato.buffers.pipeline import make_batch
 from ostinato.buffers.policy_versions import Versions, check_versions, no_versions
-from ostinato.buffers.rate_limit import Ask, gates_of
+from ostinato.buffers.rate_limit import Ask, limits_of
 from ostinato.buffers.records import Rows, Source
 from ostinato.buffers.remover import make_remover
 from ostinato.buffers.store import Store, copied
@@ -79,8 +79,8 @@ class Reader(Parts):
         """Join the copy of the store."""
         self.__dict__.update(state)
         self.lock, self.waiters = self.store.lock, self.store.waiters
-        for gate in self.gates:
-            gate.attach(self.waiters)
+        for limit in self.limits:
+            limit.attach(self.waiters)
         self.store.join(self)
         record_owner(self, self.sampler, *([self.store.writer] if self.own else []))
 
@@ -103,7 +103,7 @@ class Reader(Parts):
             record_owner(self, sampler)
             self.pending.clear()
             if self.own and self.limiter is None:  # a queue makes its writers wait, other samplers do not
-                self.gates = gates_of(self, None)
+                self.limits = limits_of(self, None)
             self.follow()
             if self.own:
                 store.begin_removal()
@@ -112,8 +112,8 @@ class Reader(Parts):
             return old
 
     def begin_limiter(self, limiter: RateLimiter | None) -> None:
-        """Follow a rate limiter, or that of a queue; see `gates_of`."""
-        self.gates = gates_of(self, limiter)
+        """Follow a rate limiter, or that of a queue; see `limits_of`."""
+        self.limits = limits_of(self, limiter)
         self.follow()
 
     def without_rows(self, store: Store | None = None) -> Reader:
@@ -134,9 +134,9 @@ class Reader(Parts):
         made.counts.redone = self.counts.redone
         made.sampler = copy_part(self.sampler)
         made.tracker = None if self.tracker is None else self.make_tracker(made.sampler)
-        made.gates = ()
-        made.gates = gates_of(made, self.limiter) if self.gates else ()
-        made.rules = (*made.gates, *used_rows(made.sampler))
+        made.limits = ()
+        made.limits = limits_of(made, self.limiter) if self.limits else ()
+        made.rules = (*made.limits, *used_rows(made.sampler))
         return made
 
     # -- priorities ---------------------------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ class Reader(Parts):
 
     def may_draw(self, rows: int) -> bool:
         """Whether a draw of so many rows need not wait: it is permitted, or a draw is left from a checkpoint."""
-        return not self.gates or bool(self.pending) or all(gate.may_draw(self, rows) for gate in self.gates)
+        return not self.limits or bool(self.pending) or all(limit.may_draw(self, rows) for limit in self.limits)
 
     def can_draw(self, rows: int) -> bool:
         """Whether a draw of so many rows returns at once, and does not raise."""
@@ -250,7 +250,7 @@ class Reader(Parts):
         """Whether a write of so many rows goes ahead at once, as far as writer and rate limiter are concerned."""
         with self.lock:
             self.store.follow_storage()
-            return self.store.writer.mutable and all(gate.admits(self, rows) for gate in self.gates)
+            return self.store.writer.mutable and all(limit.admits(self, rows) for limit in self.limits)
 
     def wait_to_draw(self, rows: int, ask: Ask, queued: Callable[[], bool] = lambda: False) -> int:
         """Return once a draw of so many rows need not wait, or one is queued; the caller holds the lock.

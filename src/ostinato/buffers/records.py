@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from ostinato._native import Direct
     from ostinato.buffers.observer import DrawRule
-    from ostinato.buffers.rate_limit import Ask, Gate
+    from ostinato.buffers.rate_limit import Ask, LimiterState
     from ostinato.core.episodes.tracker import EpisodeTracker
     from ostinato.core.records import Draw
     from ostinato.core.ring import Ring
@@ -42,10 +42,10 @@ class Draws:
     """Native calls that write and draw in place of the methods; see `ostinato.buffers.direct`."""
     direct_tried = True
     """Whether `direct` was looked for since the parts changed."""
-    gates: tuple[Gate, ...] = ()
+    limits: tuple[LimiterState, ...] = ()
     """The counts of a rate limiter, or of a queue; empty where no call waits."""
     rules: tuple[DrawRule, ...] = ()
-    """What permits and counts draws: the gates, and rows that are used up."""
+    """What permits and counts draws: the limits, and rows that are used up."""
     unit: SampleUnit | None = None
     tracker: EpisodeTracker | None = None
     lock: Any

@@ -345,7 +345,7 @@ class ReplayBuffer(Sampling):
             return index  # type: ignore[no-any-return]
         if self._viewed is not None:
             return self._viewed.extend(data, update_priority=update_priority, timeout_s=timeout_s)
-        if engine.gates:
+        if engine.limits:
             data = replayable(data)
         given, data = data, self._accept(data)
         if data is None and given is not None:

@@ -180,7 +180,7 @@ class Sampling(Saving):
         """Check the options of a draw of `size` rows and return them."""
         engine, ahead = self._engine, self._pipeline.prefetch is not None
         if timeout_s is not None:
-            check_wait(timeout_s, waits=bool(engine.gates))
+            check_wait(timeout_s, waits=bool(engine.limits))
         age = None if max_age is None else check_age(engine.store.versions, engine.sampler, max_age, prefetch=ahead)
         if min_batch is not None:
             whole = None if out is None else "out, which takes whole batches"

@@ -69,7 +69,7 @@ def share(engine: Reader, drop: Callable[[], None]) -> None:
     if cursor != len(storage) % storage.capacity and len(storage) != storage.capacity:
         msg = f"the cursor was moved to {cursor} of {len(storage)} rows: fill the buffer before it is shared"
         raise UsageError(msg)
-    tracked = (engine.gates, store.versions, engine.unit, engine.tracker, store.remover)
+    tracked = (engine.limits, store.versions, engine.unit, engine.tracker, store.remover)
     shared = share_storage(storage, engine.sampler, engine.writer, *tracked)
     drop()
     store.source = Source(shared, store.source.collate)
@@ -109,13 +109,13 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_seed_all)
 
 
-def _check_followed(gates: Any, versions: Any, unit: Any, episodes: Any, remover: Any) -> None:
+def _check_followed(limits: Any, versions: Any, unit: Any, episodes: Any, remover: Any) -> None:
     """Check that nothing is counted or tracked that one process alone would know.
 
     Raises:
         OptionError: naming what.
     """
-    if gates or versions is not None:
+    if limits or versions is not None:
         msg = "shared=True does not count reads and versions: leave out rate_limiter and version_key"
         raise OptionError(msg)
     if unit is not None or episodes is not None:
@@ -162,7 +162,7 @@ def goes_shared(engine: Reader) -> bool:
     try:
         check_shareable(storage)
         store = engine.store
-        _check_followed(engine.gates, store.versions, engine.unit, engine.tracker, store.remover)
+        _check_followed(engine.limits, store.versions, engine.unit, engine.tracker, store.remover)
     except OptionError as error:
         msg = f"this buffer cannot be shared between processes ({error}): pass a copy, pickle.loads(pickle.dumps(rb))"
         raise UsageError(msg) from error

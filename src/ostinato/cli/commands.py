@@ -131,15 +131,15 @@ def _path_and_output(
     return _one_path("PATH", path, "--source-path", source_path), _one_path("OUTPUT", output, "--save-path", save_path)
 
 
-def _check_free_paths(*paths: Path, overwrite: bool) -> None:
+def _check_free_paths(*paths: Path | None, overwrite: bool) -> None:
     """Check before any work that the paths to be written do not exist, unless they may be replaced.
 
-    Empty directories may be there.
+    Empty directories may be there; None is no path.
 
     Raises:
         CheckpointError: A file exists; the message names the first one.
     """
-    for path in paths:
+    for path in filter(None, paths):
         empty = path.is_dir() and not any(path.iterdir())
         if not overwrite and os.path.lexists(path) and not empty:
             msg = f"{path} exists: give --overwrite to replace it, or choose another path"
@@ -325,7 +325,7 @@ def doctor(
     from ostinato import tools
 
     target = None if output is None else _plots_path(output)
-    _check_free_paths(*([] if target is None else [target]), overwrite=overwrite)
+    _check_free_paths(target, overwrite=overwrite)
     try:
         report = tools.examine(path, full=full, progress=not as_json)
     except (CheckpointNotFoundError, KindError) as error:
@@ -369,7 +369,7 @@ def audit(
     """
     from ostinato.testing.audit.examine import examine, load
 
-    _check_free_paths(*([] if page is None else [page]), overwrite=overwrite)
+    _check_free_paths(page, overwrite=overwrite)
     try:
         report = examine(load(buffer), None if adapter is None else load(adapter))
     except (AttributeError, ImportError, OptionError) as error:

@@ -83,7 +83,7 @@ def a_ratio(schedule: Schedule) -> None:
     """The balance of rows written and drawn is within the band at every moment."""
     limiter = RateLimiter(samples_per_insert=1.0, error_buffer=12.0, min_size_to_sample=4)
     rb = make(sampler=RandomSampler(), batch_size=4, prefetch=2, rate_limiter=limiter)
-    flow, balances = rb._engine.gates[0].flow, list[int]()
+    flow, balances = rb._engine.limits[0].flow, list[int]()
 
     def watched(call: Callable[[], Any]) -> Callable[[], None]:
         def run() -> None:

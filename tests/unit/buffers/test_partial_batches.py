@@ -34,8 +34,8 @@ def buffer(sampler: Any = None, capacity: int = 64, **options: Any) -> ReplayBuf
 
 
 def counts(rb: ReplayBuffer) -> tuple[int, int]:
-    (gate,) = rb._engine.gates
-    return gate.flow.written, gate.flow.drawn
+    (limit,) = rb._engine.limits
+    return limit.flow.written, limit.flow.drawn
 
 
 SAMPLERS: dict[str, Any] = {

@@ -752,8 +752,8 @@ class _Load:
             found = revive(made, draw)
             if found is not None:
                 made.pending.append(found)
-        for gate in made.gates:
-            gate.load_state(state.get("flow"), made.ring, made.pending)
+        for limit in made.limits:
+            limit.load_state(state.get("flow"), made.ring, made.pending)
         made.counts.drawn = int(state["rows_drawn"])
 
     def exchange(self) -> None:
@@ -773,7 +773,7 @@ class _Load:
             for observer, loaded in zip(store.added, made.store.added, strict=True):
                 vars(observer).update(vars(loaded))
         vars(engine.sampler).update(vars(made.sampler))
-        engine.counts, engine.tracker, engine.gates = made.counts, made.tracker, made.gates
+        engine.counts, engine.tracker, engine.limits = made.counts, made.tracker, made.limits
         engine.follow()
         if store.storage.sharing.follow_ring(store.storage, store.ring) is not store.ring:
             store.settle()
