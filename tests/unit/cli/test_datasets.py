@@ -209,6 +209,7 @@ def test_inspect_and_doctor_agree_on_rows_that_cannot_be_sampled(tmp_path: Path)
         assert (inspected["rows"], inspected["stored_rows"]) == (rows, stored)
         for command in ("inspect", "doctor"):
             assert words in ostinato(command, tmp_path / name).stdout, command
+        assert f"({stored:,} stored; 1 stored row cannot be sampled: " in ostinato("doctor", tmp_path / name).stdout
 
 
 def test_checkpoints_and_the_trajectories_of_all_ranks_are_datasets_too(tmp_path: Path) -> None:

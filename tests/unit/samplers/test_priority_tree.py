@@ -80,6 +80,17 @@ def test_a_tree_holds_what_a_list_holds(capacity: int, data: st.DataObject) -> N
             assert bool((values_drawn > 0).all())
 
 
+def test_large_updates_in_any_order_reach_the_root() -> None:
+    """Many slots at once: the nodes above them are sorted first."""
+    trees = [make(kind, 5000) for kind in KINDS]
+    for part in torch.randperm(5000, generator=torch.Generator().manual_seed(0)).split(1250):
+        for tree in trees:
+            tree.set(part, part.to(torch.float64) + 1)
+    for tree in trees:
+        assert (tree.total, tree.minimum) == (5000 * 5001 / 2, 1.0)
+        assert tree.draw(doubles([0.25, 0.5, 0.75]))[0].tolist() == [2499, 3535, 4330]
+
+
 @kinds
 def test_a_load_replaces_everything_and_an_empty_tree_cannot_be_drawn_from(kind: Kind) -> None:
     tree = make(kind, 100)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,9 @@ from ostinato import (
     ReplayBuffer,
 )
 from ostinato.core.records import Request
+from ostinato.core.rows import Leaf, as_bits
 from ostinato.errors import CheckpointError, DamagedFileError, OptionError, SchemaError
+from ostinato.storages.single_copy import TorchExtraRows
 
 from ...tags import same_state
 from ..background import in_background
@@ -239,6 +242,29 @@ def test_next_observations_stay_whole_where_the_row_itself_is_not_written() -> N
     with in_background(write, read):
         for _ in range(200):
             read()
+
+
+def test_a_side_row_is_not_given_to_another_row_while_it_is_read() -> None:
+    extra: Any = None
+
+    def move() -> None:
+        extra.drop(torch.tensor([3]))
+        extra.put(torch.tensor([5]), [torch.tensor([9.0])])
+
+    writer = threading.Thread(target=move)
+
+    def reader(slots: Tensor) -> Tensor:
+        writer.start()
+        writer.join(0.1)  # it waits for the end of this read
+        return as_bits(torch.zeros(slots.shape[0], device="cpu", dtype=torch.float32))
+
+    leaves = [Leaf(("obs",), torch.float32, ())]
+    extra = TorchExtraRows(leaves, [reader], 8, 1, torch.device("cpu"))
+    extra.reset(8)
+    extra.reserve(1)
+    extra.put(torch.tensor([3]), [torch.tensor([7.0])])
+    assert extra.read([0], torch.tensor([2, 3]))[0].tolist() == [0.0, 7.0]
+    writer.join()
 
 
 @pytest.mark.usefixtures("backend")

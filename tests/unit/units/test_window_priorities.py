@@ -20,7 +20,7 @@ from ostinato import (
 from ...episodes import Log, batch_of
 
 
-@pytest.mark.parametrize(("shape", "envs"), [("rows", 2), ("rows-1", 1), ("anchors", 2)])
+@pytest.mark.parametrize(("shape", "envs"), [("rows", 2), ("rows-1", 1), ("anchors", 2), ("one", 1)])
 def test_the_priorities_of_a_window_go_to_its_anchor(shape: str, envs: int) -> None:
     log = Log(20 * envs, "lanes" if envs == 2 else "line", envs=envs, longest=3, seed=2)
     sampler = PrioritizedSampler(20 * envs, 1.0, 1.0)
@@ -30,7 +30,9 @@ def test_the_priorities_of_a_window_go_to_its_anchor(shape: str, envs: int) -> N
     _, info = rb.sample(return_info=True)
     rows = torch.arange(12.0) + 2
     best = torch.where(info["validity_mask"], rows, 0).view(4, 3).amax(1)
-    rb.update_priority(info, {"rows": rows, "rows-1": rows[:, None], "anchors": best}[shape])
+    if shape == "one":
+        best = torch.full((4,), 7.0)
+    rb.update_priority(info, {"rows": rows, "rows-1": rows[:, None], "anchors": best, "one": best[:1]}[shape])
     want = torch.ones(20 * envs, dtype=torch.float64)
     anchors = log.slots_of(info["anchor_index"])[::3]
     for anchor, value in zip(anchors, best, strict=True):
