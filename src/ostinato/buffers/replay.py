@@ -448,7 +448,7 @@ class ReplayBuffer(Sampling):
     def _direct_rows(self, data: Any, lead: int) -> Any:
         """Return rows as direct calls read them, unchanged by transforms, if `_accept` would accept them; else None."""
         if type(data) is dict:
-            return None if self._engine.writer.collections_only else data
+            return None if self._engine.store.writer.collections_only else data
         return direct_rows(data, lead)
 
     def _accept(self, data: Any) -> Any:

@@ -117,10 +117,10 @@ class Sampling(Saving):
         """Return a batch of a direct call as rows of the schema were put in, with its info if that is asked for."""
         batch = found[0]
         if schema is not None and schema.kind == "tensordict":
-            values, stored = list(batch.items()), len(schema.leaves)
-            batch = schema.build([value for _, value in values[:stored]], (size,), _CPU)
-            if values[stored:]:  # fields that a unit adds
-                put(batch, dict(values[stored:]))
+            tensors, stored = list(batch.values()), len(schema.leaves)
+            batch = schema.build(tensors[:stored], (size,), _CPU)
+            if len(tensors) > stored:  # fields that a unit adds
+                put(batch, dict(zip(list(found[0])[stored:], tensors[stored:], strict=True)))
         if self._transform.steps:
             try:
                 batch = self._transform.forward(batch)

@@ -135,7 +135,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
     def _presented(self, found: tuple[Any, ...], schema: Schema | None, size: int, *, return_info: bool) -> Any:
         result = super()._presented(found, schema, size, return_info=return_info)
         batch = result[0] if return_info else result
-        if kinds.is_tensor_collection(batch):  # a transform may have made something else of it
+        if not self._transform.steps or kinds.is_tensor_collection(batch):  # a transform may make something else of it
             kinds.put(batch, dict(zip(INFO, found[1:], strict=False)))
         return result
 

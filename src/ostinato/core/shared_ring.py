@@ -285,7 +285,7 @@ def _count(which: int) -> Any:
     def change(counts: SharedCounts, value: int) -> None:
         ring = counts.ring()
         if ring is not None:
-            ring.lock.add(which, value - get(counts))
+            ring.lock.add(which, value - counts.before.get(which, 0) - int(ring.lock.count(which)))
 
     return property(get, change)
 
