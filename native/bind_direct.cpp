@@ -27,6 +27,16 @@ constexpr const char* kDirectDoc = R"(
     a part that was exchanged, no rows. The caller then goes the general way, which also raises errors.
 )";
 
+constexpr const char* kNextsDoc = R"(
+    The fields of rows whose next observations are stored once; for direct writes.
+
+    Args:
+        table: Of the next observations.
+        pairs: Positions of each next observation, and of the observation that it equals one row later.
+        kept: Positions of the fields in the table.
+        templates: A tensor `[1, *shape]` for each field.
+)";
+
 constexpr const char* kAddDoc = R"(
     Write one row, a dict of its fields, and return its slot; or a step `[width, *shape]` of environments, and return
     its positions, int64 `[width, 2]`. Or None.
@@ -105,6 +115,11 @@ void bind_direct(nb::module_& m) {
                 return reduced("BufferCounts", c.written, c.since_empty, c.drawn, c.redone, c.writes_seen);
             },
             nb::sig("def __reduce__(self) -> tuple[typing.Any, ...]"), "Pickle the numbers.");
+    nb::class_<DirectNexts>(m, "DirectNexts", kNextsDoc)
+        .def(nb::init<nb::object, const nb::list&, const nb::list&, const nb::list&>(), "table"_a, "pairs"_a,
+             "kept"_a, "templates"_a,
+             nb::sig("def __init__(self, table: SingleCopy, pairs: list[tuple[int, int]], kept: list[int], "
+                     "templates: list[typing.Any]) -> None"));
     nb::class_<Direct>(m, "Direct", kDirectDoc)
         .def(
             "__init__",
@@ -114,7 +129,7 @@ void bind_direct(nb::module_& m) {
                nb::object is_tracing, nb::object array_type, nb::object number_type, nb::object priorities,
                nb::object admits, nb::object wrote, nb::object double_type, std::int64_t first_generation,
                std::int64_t width, bool env_first, nb::object arrays, nb::object turns, bool writes,
-               bool draws, nb::object episodes, nb::object windows) {
+               bool draws, nb::object episodes, nb::object windows, nb::object nexts) {
                 new (self) Direct({lock.attr("acquire"),
                                    lock.attr("release"),
                                    std::move(batches),
@@ -142,13 +157,14 @@ void bind_direct(nb::module_& m) {
                                    writes,
                                    draws,
                                    std::move(episodes),
-                                   std::move(windows)});
+                                   std::move(windows),
+                                   std::move(nexts)});
             },
             "lock"_a, "batches"_a, "ring"_a, "stored"_a, "counts"_a, "seen"_a, "keys"_a.none(), "torch"_a,
             "generator"_a.none(), "device"_a, "func_transform"_a, "is_tracing"_a, "array_type"_a,
             "number_type"_a, "priorities"_a.none(), "admits"_a.none(), "wrote"_a.none(), "double_type"_a,
             "first_generation"_a, "width"_a, "env_first"_a, "arrays"_a, "turns"_a.none(), "writes"_a,
-            "draws"_a, "episodes"_a, "windows"_a.none(),
+            "draws"_a, "episodes"_a, "windows"_a.none(), "nexts"_a.none(),
             nb::sig(
                 "def __init__(self, lock: typing.Any, batches: Batches, ring: RingCounts, stored: "
                 "StoredRows, "
@@ -158,7 +174,7 @@ void bind_direct(nb::module_& m) {
                 "admits: typing.Any, wrote: typing.Any, double_type: typing.Any, first_generation: int, "
                 "width: int, env_first: bool, arrays: tuple[typing.Any, ...], turns: typing.Any, "
                 "writes: bool, draws: bool, episodes: tuple[TrackedEpisodes, ...], "
-                "windows: DirectWindows | None) -> None"))
+                "windows: DirectWindows | None, nexts: DirectNexts | None) -> None"))
         .def_prop_ro("is_open", &Direct::is_open, "Whether calls may apply.")
         .def_prop_ro("has_more_info", &Direct::has_more_info,
                      "Whether batches have more info than `sample` returns: slices, and windows of units.")

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "batches.hpp"
+#include "direct_nexts.hpp"
 #include "direct_windows.hpp"
 #include "exchange.hpp"
 #include "given_rows.hpp"
@@ -74,6 +75,7 @@ struct DirectParts {
     bool draws = false;
     nb::object episodes;  // tuple of the TrackedEpisodes that follow the rows; windows are drawn by the first
     nb::object windows;   // DirectWindows, or None for single rows
+    nb::object nexts;     // DirectNexts, or None if all fields are in the table
 };
 
 class Direct {
@@ -86,8 +88,9 @@ public:
           counts_(nb::cast<BufferCounts*>(parts_.counts)),
           seen_(nb::cast<BufferCounts*>(parts_.seen)),
           windows_(nb::cast<const DirectWindows*>(parts_.windows)),
-          given_(batches_->forms().size()),
-          addresses_(batches_->forms().size()) {
+          nexts_(nb::cast<DirectNexts*>(parts_.nexts)),
+          given_(forms().size()),
+          addresses_(forms().size()) {
         index_form_.dtype = {dlpack::kInt, 64, 1};
         if (parts_.width > 0) index_form_.shape = {2};
         std::int64_t slots = 0;
@@ -183,6 +186,9 @@ public:
     }
 
 private:
+    /// The fields of rows given.
+    const std::vector<Form>& forms() const { return nexts_ == nullptr ? batches_->forms() : nexts_->forms(); }
+
     /// Whether the parts are those that the object was made for, and no other buffer wrote. Under the lock.
     bool is_usable() const {
         return open_ && stored_->plain && ring_->in_order == arrays_.empty() &&
@@ -227,7 +233,7 @@ private:
 
     bool read(const std::vector<nb::object>& values, GivenField::Lead& lead) {
         for (std::size_t f = 0; f < values.size(); ++f) {
-            const Form& form = batches_->forms()[f];
+            const Form& form = forms()[f];
             if (!given_[f].read(values[f], form, lead, parts_.array_type, parts_.number_type)) return false;
             addresses_[f] = given_[f].address();
         }
@@ -242,7 +248,7 @@ private:
         if (!find_fields(rows, values)) return false;
         const Exchange& torch = Exchange::torch();
         for (std::size_t f = 0; f < values.size(); ++f) {
-            const bool is_float = batches_->forms()[f].dtype.code == dlpack::kFloat;
+            const bool is_float = forms()[f].dtype.code == dlpack::kFloat;
             if (is_float && torch.is_tensor(values[f]) && !torch.has_plain_sign(values[f])) return false;
         }
         return true;
@@ -256,7 +262,7 @@ private:
             found.push_back(nb::borrow(data));
             return true;
         }
-        const std::size_t count = batches_->forms().size();
+        const std::size_t count = forms().size();
         if (!PyDict_CheckExact(data.ptr()) || PyDict_Size(data.ptr()) != static_cast<Py_ssize_t>(count))
             return false;
         for (std::size_t f = 0; f < count; ++f) {
@@ -277,16 +283,20 @@ private:
         if (!parts_.admits.is_none() && !parts_.admits(n).is(Py_True)) return false;
         place(lead, n, to);
         const Fields& fields = batches_->fields();
-        Plan plan = fields.plan_write(to.slots.empty() ? nullptr : to.slots.data(), to.run.rows, addresses_);
+        Plan plan = fields.plan_write(to.slots.empty() ? nullptr : to.slots.data(), to.run.rows,
+                                      nexts_ == nullptr ? addresses_ : nexts_->kept(addresses_));
         plan.start = to.run.start;
         plan.skip = to.run.skip;
         plan.picks = to.picks.empty() ? nullptr : to.picks.data() + to.run.skip;
         if (batches_overlap(*fields.memory(), plan, static_cast<std::uint64_t>(n))) return false;
+        const bool linked = nexts_ != nullptr;
+        if (linked && (!to.picks.empty() || !nexts_->prepare(to.run, *ring_, addresses_))) return false;
         if (!track(to)) return false;
         record(n, to);  // first: a reader that meets half of the rows sees other generations
         const bool is_run = to.slots.empty() && to.picks.empty();
         run_released_if(plan.bytes() >= kReleaseBytes,
                         [&] { is_run ? write_rows(plan) : scatter_rows(plan); });
+        if (linked) nexts_->link(to.run);
         report(to);
         return true;
     }
@@ -588,6 +598,7 @@ private:
     BufferCounts* seen_;
     std::vector<const TrackedEpisodes*> tracked_;
     const DirectWindows* windows_;        // null: batches of single rows
+    DirectNexts* nexts_;                  // null: all fields are in the table
     std::deque<GivenField> given_;        // used under the lock
     std::vector<const Byte*> addresses_;  // as `given_`
     bool reading_ = false;                // as `given_`

@@ -134,12 +134,7 @@ public:
           reader_(nb::cast<const WindowReader*>(owner_)),
           keys_(std::move(keys)),
           powers_(std::move(powers)) {
-        for (nb::handle tensor : templates) {
-            dlpack::Tensor view{};
-            if (!Exchange::torch().view(tensor, view) || view.ndim < 1)
-                throw std::invalid_argument("templates must be tensors [1, *shape] on the CPU");
-            forms_.push_back({view.dtype, {view.shape + 1, view.shape + view.ndim}});
-        }
+        forms_ = forms_of(templates);
         for (nb::handle role : roles) {
             const auto number = nb::cast<std::int64_t>(role);
             if (number < 0 || number > 2) throw std::invalid_argument("a role is 0, 1 or 2");

@@ -113,6 +113,11 @@ class BufferCounts:
     def writes_seen(self, arg: int, /) -> None: ...
     def __reduce__(self) -> tuple[Any, ...]: ...
 
+class DirectNexts:
+    def __init__(
+        self, table: SingleCopy, pairs: list[tuple[int, int]], kept: list[int], templates: list[Any]
+    ) -> None: ...
+
 class Direct:
     def __init__(
         self,
@@ -143,6 +148,7 @@ class Direct:
         draws: bool,
         episodes: tuple[TrackedEpisodes, ...],
         windows: DirectWindows | None,
+        nexts: DirectNexts | None,
     ) -> None: ...
     @property
     def is_open(self) -> bool: ...

@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ostinato._native import Direct, DirectWindows
+    from ostinato._native import Direct, DirectNexts, DirectWindows
     from ostinato.buffers.reader import Reader
     from ostinato.core.records import Placement
     from ostinato.core.ring import Ring
     from ostinato.core.rows import Schema
     from ostinato.storages import Storage
-    from ostinato.storages.table import Table
+    from ostinato.storages.columns import Fields
 
 _CPU = torch.device("cpu")
 
@@ -56,14 +56,15 @@ def find_direct(engine: Reader, *, draws: bool, bare: bool, env_first: bool) -> 
     found = None if native is None or not backend.exchange else _plain_table(engine)
     if found is None or native is None:
         return None
-    table, stored, schema = found
+    fields, stored, schema = found
+    table, nexts = fields.dense, _nexts(fields)
     counts = (type(ring.counts), type(stored), type(engine.counts))
     episodes = tracked_episodes(engine)
     known = counts == (native.RingCounts, native.StoredRows, native.BufferCounts)
     if not known or episodes is None or _goes_in_general(engine):
         return None
     arrays = ring.arrays_of_all()
-    draws &= storage.ndim == 1 and not engine.rules and not arrays
+    draws &= storage.ndim == 1 and not (engine.rules or arrays or nexts)
     windows = direct_windows(engine, table, schema) if engine.tracker is not None and draws and bare else None
     writes, draws = _may_write(engine), draws and _may_draw(engine, windows)
     if not (writes or draws):
@@ -96,17 +97,25 @@ def find_direct(engine: Reader, *, draws: bool, bare: bool, env_first: bool) -> 
         draws,
         episodes,
         windows,
+        nexts,
     )
 
 
-def _plain_table(engine: Reader) -> tuple[Table, Any, Schema] | None:
-    """Return table, counts and schema of a storage whose rows native calls can write and read; None of others."""
+def _plain_table(engine: Reader) -> tuple[Fields, Any, Schema] | None:
+    """Return fields, counts and schema of a storage whose rows native calls can write; None of others."""
     storage = engine.storage
     schema, found = storage.schema, storage.plain_table() if _is_known(storage) else None
     if found is None or schema is None or not schema.is_flat or not engine.store.settled:
         return None
-    table, stored = found
-    return None if table.batches is None else (table, stored, schema)
+    fields, stored = found
+    return None if fields.dense.batches is None else (fields, stored, schema)
+
+
+def _nexts(fields: Fields) -> DirectNexts | None:
+    """Return how direct calls write next observations that are stored once; None if there are no such fields."""
+    native: Any = backend.native
+    templates = [torch.empty((1, *leaf.shape), dtype=leaf.dtype, device="cpu") for leaf in fields.schema.leaves]
+    return next((native.DirectNexts(*found, list(fields.kept), templates) for found in fields.native or ()), None)
 
 
 def _goes_in_general(engine: Reader) -> bool:

@@ -62,6 +62,8 @@ def as_tensors(data: dict[str, np.ndarray[Any, Any]]) -> dict[str, Any]:
 PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "memory": dict,
     "mapped": dict,
+    "single copy": dict,
+    "single copy, mapped, slices": lambda: {"sampler": SliceSampler(slice_len=3, end_key="done")},
     "slices of one length": lambda: {"sampler": SliceSampler(slice_len=3, end_key="done")},
     "number of slices": lambda: {"sampler": SliceSampler(num_slices=2, end_keys=["done", "truncated"])},
     "n-step": lambda: {"sample_unit": NStep(3, 0.5)},
@@ -83,7 +85,8 @@ WRITTEN_IN_GENERAL = {"remover"}
 
 
 def make(parts: str) -> ReplayBuffer:
-    storage = LazyMemmapStorage(CAPACITY) if parts == "mapped" else LazyTensorStorage(CAPACITY)
+    kind: Any = LazyMemmapStorage if "mapped" in parts else LazyTensorStorage
+    storage = kind(CAPACITY, single_copy={"next_image": "image"} if "single copy" in parts else False)
     return ReplayBuffer(storage=storage, batch_size=6, generator=seeded(3), **PARTS[parts]())
 
 
@@ -94,6 +97,8 @@ class Forms(Program):
         super().__init__(buffer, seed, 1)
         self.numbers = np.random.default_rng(len(seed))
         self.used = 0
+        self.follows = rows(self.numbers, 1)["image"][0] if "single copy" in seed else None
+        """The next observation of the last row."""
         self.nested = "TensorDicts" in seed
         """Whether the first rows are TensorDicts."""
 
@@ -103,6 +108,12 @@ class Forms(Program):
 
     def rows(self, count: int) -> Any:
         data = rows(self.numbers, count)
+        if self.follows is not None:
+            data["image"][0] = self.follows
+            data["next_image"][:-1] = np.where(
+                data["done"][:-1, None, None], data["next_image"][:-1], data["image"][1:]
+            )
+            self.follows = data["next_image"][-1].copy()
         tensors = as_tensors(data)
         if not self.buffer.storage.laid_out:
             return TensorDict(tensors, batch_size=[count]) if self.nested else tensors
@@ -182,7 +193,8 @@ def test_ordinary_options_have_direct_calls() -> None:
         assert found is not None
         assert found.extend(rows(rng, 3)) is not None
         assert found.add({key: value[0] for key, value in rows(rng, 1).items()}) is not None
-        assert (found.sample(6) is None) == (parts in {"episodes alone", "rate limiter", "a mask"})
+        general = parts in {"episodes alone", "rate limiter", "a mask"} or "single copy" in parts
+        assert (found.sample(6) is None) == general
 
 
 @pytest.mark.parametrize("dim_extend", [0, 1])
