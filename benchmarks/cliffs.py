@@ -199,7 +199,7 @@ def calls(case: Case, names: tuple[str, ...]) -> dict[str, Callable[[], object]]
     }
     if buffer.sampler.prioritized:
         info = buffer.sample(return_info=True)[1]
-        priorities = torch.rand(info["index"].shape[0], device="cpu")
+        priorities = torch.rand(len(info["priority_weight"]), device="cpu")
         found["update"] = lambda: buffer.update_priority(info["index"], priorities)
     return found
 

@@ -11,7 +11,7 @@ from ostinato.buffers.rate_limit import as_counting, largest_batch
 from ostinato.buffers.updates import as_sampler, priorities_of_rows
 from ostinato.core.ring import no_slots
 from ostinato.errors import EmptyBufferError, SlotError
-from ostinato.samplers import PrioritizedSampler, Sampler
+from ostinato.samplers import PrioritizedSampler, PrioritizedSliceSampler, Sampler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -264,12 +264,12 @@ class PriorityRows(Observer):
         """Whether all new rows get the default priority, and there is room for it."""
         sampler, schema = self._sampler, store.storage.schema
         given = schema is None or self._path in schema.paths  # rows may hold their first priorities
-        plain = type(sampler) is PrioritizedSampler and sampler.max_capacity >= store.storage.capacity
-        return plain and self._tracker is None and not given
+        known = type(sampler) in {PrioritizedSampler, PrioritizedSliceSampler}
+        return known and sampler.max_capacity >= store.storage.capacity and not given
 
     def reported(self, store: Store, placement: Placement) -> None:
         """Give new rows the default priority."""
-        self._sampler.record_rows(placement, None, store.ring.view())
+        self.written(store, placement, None)
 
     def check(self, store: Store, incoming: Incoming) -> Tensor | None:
         """Return the first priorities of new rows, checked; None for the default priority."""
