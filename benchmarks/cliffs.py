@@ -1,8 +1,10 @@
 """What each ordinary option costs, alone and in pairs: `python -m benchmarks.cliffs`.
 
 Each figure is the time of a call (sample, extend, add, update_priority) over that of the same call of a plain buffer in
-the same process. Where TorchRL has the configuration, `torchrl` is our time over its time. A pair that a buffer does
-not take is left empty. `--json` writes all times in microseconds, `--picture` draws the pairs as heat maps.
+the same process, each the shortest of all `--repeats`, which measure one option after the other. `bound` is the time
+over that of a bare loop in C which copies the bytes of as many rows (`limits.cpp`). Where TorchRL has the
+configuration, `torchrl` is our time over its time. A pair that a buffer does not take is left empty. `--json` writes
+all times in microseconds, `--picture` draws the pairs as heat maps. docs/performance.md explains the figures.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import importlib
 import json
 import time
 from dataclasses import dataclass, field
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,15 +22,19 @@ import torch
 from tensordict import TensorDict
 
 import ostinato as ours
+from benchmarks.adapter import Setup
 from benchmarks.data import transitions
+from benchmarks.peers._limits import Table
 from ostinato.errors import OstinatoError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
 Times = dict[str, float]
 CALLS = ("sample", "extend", "add", "update")
 EPISODE, SLICE, FILL = 100, 16, 10_000
+LIMIT = 3
+"""No ordinary option should cost more times the plain call."""
 FRAME = (84, 84, 8)
 """One field of 56 KB, for rows of images."""
 
@@ -42,7 +48,7 @@ class Case:
     kind: str = "tensordict"
     images: bool = False
 
-    def rows(self, count: int, seed: int = 0) -> Any:
+    def fields(self, count: int, seed: int = 0) -> dict[str, torch.Tensor]:
         """Return transitions in episodes, the last of which ends with the last row; images are one field more."""
         made = {key: torch.as_tensor(value, device="cpu") for key, value in transitions(count, seed).items()}
         step = torch.arange(count, device="cpu")
@@ -51,6 +57,11 @@ class Case:
         made |= {"version": step // FILL, "mask": step % 10 != 0, "goal": made["action"], "achieved": made["action"]}
         if self.images:
             made["frame"] = torch.zeros((count, *FRAME), dtype=torch.uint8, device="cpu")
+        return made
+
+    def rows(self, count: int, seed: int = 0) -> Any:
+        """Return transitions as the buffer gets them."""
+        made = self.fields(count, seed)
         return made if self.kind == "dict" else TensorDict(made, [count])
 
 
@@ -180,14 +191,15 @@ def calls(case: Case, names: tuple[str, ...]) -> dict[str, Callable[[], object]]
     batch = _in_environments(case.rows(case.batch, 1), ndim)
     row = case.rows(1, 2)
     one = row[0] if isinstance(row, TensorDict) else {key: value[0] for key, value in row.items()}
+    step = _in_environments(one, ndim)
     found: dict[str, Callable[[], object]] = {
         "sample": lambda: buffer.sample(**parts.ask),
         "extend": lambda: buffer.extend(batch),
-        "add": lambda: buffer.add(_in_environments(one, ndim)),
+        "add": lambda: buffer.add(step),
     }
     if buffer.sampler.prioritized:
         info = buffer.sample(return_info=True)[1]
-        priorities = torch.rand(info["index"].shape[0], device="cpu")
+        priorities = torch.rand(len(info["priority_weight"]), device="cpu")
         found["update"] = lambda: buffer.update_priority(info["index"], priorities)
     return found
 
@@ -215,7 +227,31 @@ def measure(case: Case, names: tuple[str, ...], seconds: float) -> Times | str:
         return str(error).splitlines()[0]
 
 
-# -- TorchRL ----------------------------------------------------------------------------------------------------------
+def shortest(one: Times | str | None, other: Times | str) -> Times | str:
+    """Return the shorter time of each call, of two measurements."""
+    if not isinstance(one, dict) or not isinstance(other, dict):
+        return other
+    return {call: min(value, other[call]) for call, value in one.items()}
+
+
+# -- the bound, and TorchRL -------------------------------------------------------------------------------------------
+
+
+def bounds(case: Case, seconds: float) -> Times:
+    """Return the times of bare copies of the bytes of rows; none without a compiler."""
+
+    def arrays(count: int, seed: int) -> dict[str, Any]:
+        return {key: value.numpy() for key, value in case.fields(count, seed).items()}
+
+    setup = Setup(case.kind, case.capacity, case.batch, Path())
+    try:
+        reads = Table(setup, arrays, packed=True, reads=case.batch)
+    except RuntimeError:
+        return {}
+    found = {"sample": reads.call("limit_sample")}
+    for call, count in (("extend", case.batch), ("add", 1)):
+        found[call] = Table(setup, arrays, packed=True, writes=count).call("limit_write")
+    return {call: microseconds(work, seconds) for call, work in found.items()}
 
 
 def torchrl_times(case: Case, name: str, seconds: float) -> Times:
@@ -257,48 +293,56 @@ def ratios(times: Times, plain: Times) -> Times:
     return {call: value / plain["sample" if call == "update" else call] for call, value in times.items()}
 
 
-def show(case: Case, found: Mapping[tuple[str, ...], Times | str], theirs: Mapping[str, Times]) -> None:
-    """Print the table of single options."""
+def show(case: Case, found: Mapping[tuple[str, ...], Times | str], bound: Times, theirs: Mapping[str, Times]) -> None:
+    """Print the table of single options, and the pairs that cost most."""
     plain = found[()]
     if isinstance(plain, str):
         raise TypeError(plain)
     fields = "images of 56 KB" if case.images else "small rows"
     print(f"\n{case.capacity:,} rows, batch {case.batch}, {case.kind}, {fields}; plain calls in us: ", end="")
     print(", ".join(f"{call} {value:.1f}" for call, value in plain.items()))
-    print(f"{'option':22}" + "".join(f"{call:>9}" for call in CALLS) + "     over torchrl (sample, extend, add)")
+    print(f"{'over the plain call':22}" + "".join(f"{call:>8}" for call in CALLS), end="")
+    print("   over the bound: " + "".join(f"{call:>8}" for call in bound) + "   over torchrl (sample, extend, add)")
     for names, times in found.items():
-        if len(names) > 1:
-            continue
-        name = names[0] if names else ""
-        if isinstance(times, str):
-            print(f"{name:22}{times[:90]}")
-            continue
-        ratio, other = ratios(times, plain), theirs.get(name, {})
-        beside = "  ".join(f"{times[call] / other[call]:.2f}" for call in CALLS[:3] if call in other)
-        cells = "".join(f"{ratio[call]:9.1f}" if call in ratio else f"{'':9}" for call in CALLS)
-        print(f"{name or 'plain':22}{cells}     {beside}")
+        if len(names) < 2 or (isinstance(times, dict) and max(ratios(times, plain).values()) > LIMIT):
+            line = _cells(times if isinstance(times, str) else ratios(times, plain), CALLS)
+            if isinstance(times, dict):
+                other = theirs.get("".join(names), {}) if len(names) < 2 else {}
+                line += " " * 19 + _cells({call: times[call] / bound[call] for call in bound}, bound)
+                line += "   " + "  ".join(f"{times[call] / other[call]:.2f}" for call in CALLS if call in other)
+            print(f"{' + '.join(names) or 'plain':22}{line}")
+
+
+def _cells(found: Times | str, names: Iterable[str]) -> str:
+    """Return figures below each other, or why there are none."""
+    if isinstance(found, str):
+        return "  " + found[:90]
+    return "".join(f"{found[name]:8.1f}" if name in found else f"{'':8}" for name in names)
 
 
 def draw(path: Path, found: Mapping[tuple[str, ...], Times | str]) -> None:
-    """Draw the pairs as heat maps, one for each call."""
+    """Draw options (on the diagonal) and pairs as heat maps, one for each call; grey where there is no buffer."""
     pyplot: Any = importlib.import_module("matplotlib.pyplot")
-    names, plain = list(OPTIONS), found[()]
-    figure, axes = pyplot.subplots(1, 3, figsize=(27, 10))
+    colors: Any = importlib.import_module("matplotlib.colors")
+    names, plain = [name for name in OPTIONS if (name,) in found], found[()]
+    figure, axes = pyplot.subplots(1, 3, figsize=(30, 11), layout="constrained")
     for axis, call in zip(axes, CALLS, strict=False):
         grid = torch.full((len(names), len(names)), float("nan"), device="cpu")
         for pair, times in found.items():
             if pair and isinstance(times, dict) and isinstance(plain, dict):
                 i, j = names.index(pair[0]), names.index(pair[-1])
                 grid[i, j] = grid[j, i] = ratios(times, plain)[call]
-        shown = axis.imshow(grid.numpy(), cmap="RdYlGn_r", vmin=1, vmax=6)
-        axis.set_title(f"{call}: time over that of the plain call")
-        axis.set_xticks(range(len(names)), names, rotation=90)
-        axis.set_yticks(range(len(names)), names)
-        for (i, j), value in ((at, grid[at]) for at in torch.cartesian_prod(*[torch.arange(len(names))] * 2).unbind()):
-            if value == value:
-                axis.text(j, i, f"{value:.1f}", ha="center", va="center", fontsize=7)
-        figure.colorbar(shown, ax=axis, shrink=0.7)
-    figure.tight_layout()
+        axis.set_facecolor("0.85")
+        shown = axis.imshow(grid.numpy(), cmap="RdYlGn_r", norm=colors.LogNorm(1 / LIMIT, LIMIT**3))
+        axis.set_title(f"{call}: time over that of the plain call", fontsize=18)
+        axis.set_xticks(range(len(names)), names, rotation=90, fontsize=13)
+        axis.set_yticks(range(len(names)), names, fontsize=13)
+        for i, line in enumerate(grid.tolist()):
+            for j, value in enumerate(line):
+                if value == value:
+                    axis.text(j, i, f"{value:.1f}" if value < 10 else f"{value:.0f}", ha="center", va="center")
+    bar = figure.colorbar(shown, ax=axes, shrink=0.7, aspect=40, ticks=[1 / LIMIT, 1, LIMIT, LIMIT**2, LIMIT**3])
+    bar.ax.set_yticklabels([f"{tick:.2g}" for tick in bar.get_ticks()], fontsize=13)
     figure.savefig(path, dpi=80)
 
 
@@ -312,24 +356,30 @@ def main() -> None:
     parser.add_argument("--pairs", action="store_true", help="all pairs of options, too")
     parser.add_argument("--options", nargs="+", default=list(OPTIONS), choices=list(OPTIONS))
     parser.add_argument("--seconds", type=float, default=0.2, help="for each call")
+    parser.add_argument("--repeats", type=int, default=3, help="of all measurements; the shortest times count")
     parser.add_argument("--json", type=Path, help="file for all times in microseconds")
-    parser.add_argument("--picture", type=Path, help="PNG file for the pairs of the first table")
+    parser.add_argument("--picture", type=Path, help="PNG file for options and pairs of the first table")
     given = parser.parse_args()
     torch.set_num_threads(1)
     written: list[dict[str, Any]] = []
-    for kind in given.kinds:
-        for capacity in given.rows:
-            for batch in given.batches:
-                case = Case(capacity, batch, kind, given.images)
-                wanted: list[tuple[str, ...]] = [(), *((name,) for name in given.options)]
-                wanted += combinations(given.options, 2) if given.pairs else []
-                found = {names: measure(case, names, given.seconds) for names in wanted}
-                theirs = {name: torchrl_times(case, name, given.seconds) for name in ("", *given.options)}
-                show(case, found, theirs)
-                if given.picture is not None and not written:
-                    draw(given.picture, found)
-                cells = [{"options": names, "us": times} for names, times in found.items()]
-                written.append({"case": vars(case), "cells": cells, "torchrl": theirs})
+    for kind, capacity, batch in product(given.kinds, given.rows, given.batches):
+        case = Case(capacity, batch, kind, given.images)
+        wanted: list[tuple[str, ...]] = [(), *((name,) for name in given.options)]
+        wanted += combinations(given.options, 2) if given.pairs else []
+        found: dict[tuple[str, ...], Any] = {}
+        theirs: dict[str, Any] = {}
+        for _ in range(given.repeats):
+            for names in wanted:
+                if not isinstance(found.get(names), str):
+                    found[names] = shortest(found.get(names), measure(case, names, given.seconds))
+            for name in ("", *given.options):
+                theirs[name] = shortest(theirs.get(name), torchrl_times(case, name, given.seconds))
+        bound = bounds(case, given.seconds)
+        show(case, found, bound, theirs)
+        if given.picture is not None and not written:
+            draw(given.picture, found)
+        cells = [{"options": names, "us": times} for names, times in found.items()]
+        written.append({"case": vars(case), "cells": cells, "bound": bound, "torchrl": theirs})
     if given.json is not None:
         given.json.write_text(json.dumps(written, indent=1))
 

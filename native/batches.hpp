@@ -44,12 +44,7 @@ public:
     /// is not memory that the exchange describes.
     Batches(nb::object fields, const nb::list& columns) : owner_(std::move(fields)) {
         fields_ = nb::cast<const Fields*>(owner_);
-        for (nb::handle column : columns) {
-            dlpack::Tensor view{};
-            if (!Exchange::torch().view(column, view) || view.ndim < 1)
-                throw std::invalid_argument("columns must be tensors [rows, *shape] on the CPU");
-            forms_.push_back({view.dtype, {view.shape + 1, view.shape + view.ndim}});
-        }
+        forms_ = forms_of(columns);
         if (forms_.size() != fields_->count()) throw std::invalid_argument("one column for each field");
     }
 

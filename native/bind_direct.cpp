@@ -27,10 +27,26 @@ constexpr const char* kDirectDoc = R"(
     a part that was exchanged, no rows. The caller then goes the general way, which also raises errors.
 )";
 
-constexpr const char* kAddDoc = R"(
-    Write one row, a dict of its fields, or a step `[width, *shape]` of environments; return its first slot. Or None.
+constexpr const char* kNextsDoc = R"(
+    The fields of rows whose next observations are stored once; for direct writes.
+
+    Args:
+        table: Of the next observations.
+        pairs: Positions of each next observation, and of the observation that it equals one row later.
+        kept: Positions of the fields in the table.
+        templates: A tensor `[1, *shape]` for each field.
 )";
-constexpr const char* kExtendDoc = "Write rows `[n, *shape]`, and return their slots, int64 `[n]`; or None.";
+
+constexpr const char* kAddDoc = R"(
+    Write one row, a dict of its fields, and return its slot; or a step `[width, *shape]` of environments, and return
+    its positions, int64 `[width, 2]`. Or None.
+)";
+constexpr const char* kExtendDoc = R"(
+    Write rows `[n, *shape]`, and return their slots, int64 `[n]`, -1 for rows that no slot keeps; or None.
+
+    Rows of environments are `[width, time, *shape]`, else `[time, width, *shape]` without `env_first`; their positions
+    are int64 `[n, 2]`: step and environment, in the order of writing.
+)";
 constexpr const char* kSampleDoc = R"(
     Draw `n` rows with replacement: uniformly by `torch.randint`, or by priority by `torch.rand`.
 
@@ -66,11 +82,12 @@ void bind_direct(nb::module_& m) {
         .def_rw("in_order", &RingCounts::in_order, "Whether generations follow from the cursor.")
         .def_rw("reserved_from", &RingCounts::reserved_from,
                 "First serial number whose row would replace one that was drawn ahead.")
+        .def_rw("turn", &RingCounts::turn, "Where new rows are in an order of slots that they take in turn.")
         .def(
             "__reduce__",
             [](const RingCounts& c) {
                 return reduced("RingCounts", c.capacity, c.rows, c.cursor, c.written, c.base, c.in_order,
-                               c.reserved_from);
+                               c.reserved_from, c.turn);
             },
             nb::sig("def __reduce__(self) -> tuple[typing.Any, ...]"), "Pickle the numbers.");
     nb::class_<StoredRows> stored(m, "StoredRows",
@@ -98,6 +115,11 @@ void bind_direct(nb::module_& m) {
                 return reduced("BufferCounts", c.written, c.since_empty, c.drawn, c.redone, c.writes_seen);
             },
             nb::sig("def __reduce__(self) -> tuple[typing.Any, ...]"), "Pickle the numbers.");
+    nb::class_<DirectNexts>(m, "DirectNexts", kNextsDoc)
+        .def(nb::init<nb::object, const nb::list&, const nb::list&, const nb::list&>(), "table"_a, "pairs"_a,
+             "kept"_a, "templates"_a,
+             nb::sig("def __init__(self, table: SingleCopy, pairs: list[tuple[int, int]], kept: list[int], "
+                     "templates: list[typing.Any]) -> None"));
     nb::class_<Direct>(m, "Direct", kDirectDoc)
         .def(
             "__init__",
@@ -106,7 +128,8 @@ void bind_direct(nb::module_& m) {
                nb::object torch, nb::object generator, nb::object device, nb::object func_transform,
                nb::object is_tracing, nb::object array_type, nb::object number_type, nb::object priorities,
                nb::object admits, nb::object wrote, nb::object double_type, std::int64_t first_generation,
-               std::int64_t width, bool writes, bool draws, nb::object episodes, nb::object windows) {
+               std::int64_t width, bool env_first, nb::object arrays, nb::object turns, bool writes,
+               bool draws, nb::object episodes, nb::object windows, nb::object nexts) {
                 new (self) Direct({lock.attr("acquire"),
                                    lock.attr("release"),
                                    std::move(batches),
@@ -128,30 +151,34 @@ void bind_direct(nb::module_& m) {
                                    std::move(double_type),
                                    first_generation,
                                    width,
+                                   env_first,
+                                   std::move(arrays),
+                                   std::move(turns),
                                    writes,
                                    draws,
                                    std::move(episodes),
-                                   std::move(windows)});
+                                   std::move(windows),
+                                   std::move(nexts)});
             },
             "lock"_a, "batches"_a, "ring"_a, "stored"_a, "counts"_a, "seen"_a, "keys"_a.none(), "torch"_a,
             "generator"_a.none(), "device"_a, "func_transform"_a, "is_tracing"_a, "array_type"_a,
             "number_type"_a, "priorities"_a.none(), "admits"_a.none(), "wrote"_a.none(), "double_type"_a,
-            "first_generation"_a, "width"_a, "writes"_a, "draws"_a, "episodes"_a.none(), "windows"_a.none(),
-            nb::sig("def __init__(self, lock: typing.Any, batches: Batches, ring: RingCounts, stored: "
-                    "StoredRows, "
-                    "counts: BufferCounts, seen: BufferCounts, keys: tuple[typing.Any, ...] | None, torch: "
-                    "typing.Any, "
-                    "generator: typing.Any, device: typing.Any, func_transform: typing.Any, is_tracing: "
-                    "typing.Any, "
-                    "array_type: type, number_type: type, priorities: typing.Any, admits: typing.Any, wrote: "
-                    "typing.Any, double_type: typing.Any, first_generation: int, width: int, writes: bool, "
-                    "draws: "
-                    "bool, episodes: "
-                    "TrackedEpisodes | None, windows: DirectWindows | None) -> None"))
+            "first_generation"_a, "width"_a, "env_first"_a, "arrays"_a, "turns"_a.none(), "writes"_a,
+            "draws"_a, "episodes"_a, "windows"_a.none(), "nexts"_a.none(),
+            nb::sig(
+                "def __init__(self, lock: typing.Any, batches: Batches, ring: RingCounts, stored: "
+                "StoredRows, "
+                "counts: BufferCounts, seen: BufferCounts, keys: tuple[typing.Any, ...] | None, "
+                "torch: typing.Any, generator: typing.Any, device: typing.Any, func_transform: typing.Any, "
+                "is_tracing: typing.Any, array_type: type, number_type: type, priorities: typing.Any, "
+                "admits: typing.Any, wrote: typing.Any, double_type: typing.Any, first_generation: int, "
+                "width: int, env_first: bool, arrays: tuple[typing.Any, ...], turns: typing.Any, "
+                "writes: bool, draws: bool, episodes: tuple[TrackedEpisodes, ...], "
+                "windows: DirectWindows | None, nexts: DirectNexts | None) -> None"))
         .def_prop_ro("is_open", &Direct::is_open, "Whether calls may apply.")
         .def_prop_ro("has_more_info", &Direct::has_more_info,
                      "Whether batches have more info than `sample` returns: slices, and windows of units.")
-        .def_prop_ro("width", &Direct::width, "Rows of a step of several environments, 0 for single rows.")
+        .def_prop_ro("lead", &Direct::lead, "Dimensions of the batch of `extend`; `add` has one less.")
         .def("close", &Direct::close, "Let every call return None from now on: parts of the buffer change.")
         .def("add", &Direct::add, "rows"_a.none(), nb::sig("def add(self, rows: typing.Any) -> int | None"),
              kAddDoc)

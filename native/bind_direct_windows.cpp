@@ -15,11 +15,13 @@ namespace {
 using namespace nb::literals;
 
 constexpr const char* kTrackedDoc = R"(
-    The episode tracker of a buffer whose rows tell by flags alone where episodes end; for direct calls.
+    The episode tracker of a buffer whose rows tell by flags, and numbers of their episodes, where these end.
 
     Args:
-        tracker: An object with the attribute `native_table`, the table of now or None.
+        tracker: An object with the attribute `native_table`, the table of now; None if rows need not be recorded.
         ends: Positions of the fields of flags, bool with one value per row.
+        ids: Position of the number of the episode, int64 with one value per row; -1 for none.
+        mask: Position of the mask, bool with one value per row; -1 for none.
 )";
 
 constexpr const char* kWindowsDoc = R"(
@@ -44,13 +46,14 @@ void bind_direct_windows(nb::module_& m) {
     nb::class_<TrackedEpisodes>(m, "TrackedEpisodes", kTrackedDoc)
         .def(
             "__init__",
-            [](TrackedEpisodes* self, nb::object tracker, const nb::list& ends) {
-                std::vector<std::size_t> positions;
-                for (nb::handle end : ends) positions.push_back(nb::cast<std::size_t>(end));
-                new (self) TrackedEpisodes(std::move(tracker), std::move(positions));
+            [](TrackedEpisodes* self, nb::object tracker, const nb::list& ends, std::int64_t ids,
+               std::int64_t mask) {
+                std::vector<std::int64_t> positions;
+                for (nb::handle end : ends) positions.push_back(nb::cast<std::int64_t>(end));
+                new (self) TrackedEpisodes(std::move(tracker), std::move(positions), ids, mask);
             },
-            "tracker"_a, "ends"_a,
-            nb::sig("def __init__(self, tracker: typing.Any, ends: list[int]) -> None"));
+            "tracker"_a, "ends"_a, "ids"_a, "mask"_a,
+            nb::sig("def __init__(self, tracker: typing.Any, ends: list[int], ids: int, mask: int) -> None"));
     nb::class_<DirectWindows>(m, "DirectWindows", kWindowsDoc)
         .def(
             nb::init<nb::object, const nb::list&, const nb::list&, nb::object, nb::object, std::int64_t>(),

@@ -10,11 +10,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
+#include <numeric>
 #include <stdexcept>
 #include <utility>
 #include <vector>
 
 #include "batches.hpp"
+#include "direct_nexts.hpp"
 #include "direct_windows.hpp"
 #include "exchange.hpp"
 #include "given_rows.hpp"
@@ -64,10 +67,15 @@ struct DirectParts {
     nb::object double_type;             // torch.float64
     std::int64_t first_generation = 0;  // added to the generations that users see
     std::int64_t width = 0;             // rows of a step of several environments, 0 for single rows
+    bool env_first = false;             // whether batches of these are [environments, time]
+    nb::object arrays;  // tuple of the numbers of all slots that a write changes: generations, then arrivals;
+                        // empty in ring order
+    nb::object turns;   // slots that new rows take in turn; None for those of the ring
     bool writes = false;
     bool draws = false;
-    nb::object episodes;  // TrackedEpisodes, or None if episodes are not tracked
+    nb::object episodes;  // tuple of the TrackedEpisodes that follow the rows; windows are drawn by the first
     nb::object windows;   // DirectWindows, or None for single rows
+    nb::object nexts;     // DirectNexts, or None if all fields are in the table
 };
 
 class Direct {
@@ -79,11 +87,20 @@ public:
           stored_(nb::cast<StoredRows*>(parts_.stored)),
           counts_(nb::cast<BufferCounts*>(parts_.counts)),
           seen_(nb::cast<BufferCounts*>(parts_.seen)),
-          tracked_(nb::cast<const TrackedEpisodes*>(parts_.episodes)),
           windows_(nb::cast<const DirectWindows*>(parts_.windows)),
-          given_(batches_->forms().size()),
-          addresses_(batches_->forms().size()) {
+          nexts_(nb::cast<DirectNexts*>(parts_.nexts)),
+          given_(forms().size()),
+          addresses_(forms().size()) {
         index_form_.dtype = {dlpack::kInt, 64, 1};
+        if (parts_.width > 0) index_form_.shape = {2};
+        std::int64_t slots = 0;
+        for (nb::handle array : parts_.arrays) {
+            arrays_.push_back(const_cast<std::int64_t*>(slots_of(array, slots)));
+            if (slots != ring_->capacity) throw std::invalid_argument("a number for each slot");
+        }
+        for (nb::handle episodes : parts_.episodes)
+            tracked_.push_back(nb::cast<const TrackedEpisodes*>(episodes));
+        if (!parts_.turns.is_none()) turns_ = slots_of(parts_.turns, turns_count_);
         if (parts_.priorities.is_none()) return;
         ready_ = parts_.priorities.attr("ready");
         changed_ = parts_.priorities.attr("changed");
@@ -97,34 +114,28 @@ public:
     /// Every call returns None from now on: the parts of the buffer have changed.
     void close() { open_ = false; }
 
-    /// Write one row, or one step of several environments, and return its first slot; None if Python has to.
+    /// Write one row and return its slot, or one step of several environments and return its positions,
+    /// int64 `[width, 2]`; None if Python has to.
     nb::object add(nb::handle rows) {
-        std::vector<nb::object> values;  // dropped after the lock is released
-        if (!parts_.writes || !is_eager() || !find_plain(rows, values)) return nb::none();
-        const Held held(parts_.acquire, parts_.release);
-        RingRun run{};
-        const bool single = parts_.width == 0;
-        if (!write(values, single ? 0 : 1, single ? 1 : parts_.width, run)) return nb::none();
-        return nb::int_(run.start);
+        Placed to;
+        if (parts_.width > 0) return write(rows, {parts_.width}, to) ? positions(to) : nb::none();
+        if (!write(rows, {}, to)) return nb::none();
+        return nb::int_(to.slot(0, ring_->capacity));
     }
 
-    /// Write rows and return their slots, int64 `[n]`; None if Python has to.
+    /// Write rows and return their slots, int64 `[n]`, of environments int64 `[n, 2]`; None if Python has to.
     nb::object extend(nb::handle rows) {
-        std::vector<nb::object> values;
-        if (!parts_.writes || parts_.width != 0 || !is_eager() || !find_plain(rows, values))
-            return nb::none();
-        RingRun run{};
-        {
-            const Held held(parts_.acquire, parts_.release);
-            if (!write(values, 1, -1, run)) return nb::none();
-        }
-        return positions(run);
+        Placed to;
+        GivenField::Lead lead{-1};
+        if (parts_.width > 0) lead.insert(parts_.env_first ? lead.begin() : lead.end(), parts_.width);
+        return write(rows, std::move(lead), to) ? positions(to) : nb::none();
     }
 
     /// Whether a batch has more info than `sample` returns.
     bool has_more_info() const { return windows_ != nullptr; }
 
-    std::int64_t width() const { return parts_.width; }
+    /// Dimensions of the batch of `extend`; `add` has one less.
+    int lead() const { return parts_.width > 0 ? 2 : 1; }
 
     /// Draw `n` rows and return a tuple of the batch, their slots, and with priorities their weights and
     /// generations; of the batch alone for windows. None if Python has to.
@@ -175,9 +186,13 @@ public:
     }
 
 private:
+    /// The fields of rows given.
+    const std::vector<Form>& forms() const { return nexts_ == nullptr ? batches_->forms() : nexts_->forms(); }
+
     /// Whether the parts are those that the object was made for, and no other buffer wrote. Under the lock.
     bool is_usable() const {
-        return open_ && stored_->plain && ring_->in_order && stored_->writes == seen_->writes_seen;
+        return open_ && stored_->plain && ring_->in_order == arrays_.empty() &&
+               stored_->writes == seen_->writes_seen;
     }
 
     /// Whether no transform of torch.func and no trace is active.
@@ -191,12 +206,14 @@ private:
         return nb::steal(result);
     }
 
-    /// Read, place, record and copy `n` rows, or as many as there are if `n` is -1. False, with nothing
-    /// changed, if Python has to. Under the lock.
-    bool write(const std::vector<nb::object>& values, std::int32_t lead, std::int64_t n, RingRun& run) {
+    /// Read, place, record and copy rows `[*lead, ...]`. False, with nothing changed, if Python has to.
+    bool write(nb::handle rows, GivenField::Lead lead, Placed& to) {
+        std::vector<nb::object> values;  // dropped after the lock is released
+        if (!parts_.writes || !is_eager() || !find_plain(rows, values)) return false;
+        const Held held(parts_.acquire, parts_.release);
         if (!is_usable() || reading_) return false;
         const Reading reading(*this);
-        return read(values, lead, n) && n > 0 && store(n, run);
+        return read(values, lead) && store(lead, to);
     }
 
     /// Lets the rows given go at the end of a write. A write within it, of a finalizer, goes the general way.
@@ -214,9 +231,11 @@ private:
         Direct& direct_;
     };
 
-    bool read(const std::vector<nb::object>& values, std::int32_t lead, std::int64_t& n) {
+    bool read(const std::vector<nb::object>& values, GivenField::Lead& lead) {
         for (std::size_t f = 0; f < values.size(); ++f) {
-            if (!read_field(values[f], f, lead, n)) return false;
+            const Form& form = forms()[f];
+            if (!given_[f].read(values[f], form, lead, parts_.array_type, parts_.number_type)) return false;
+            addresses_[f] = given_[f].address();
         }
         return true;
     }
@@ -229,7 +248,7 @@ private:
         if (!find_fields(rows, values)) return false;
         const Exchange& torch = Exchange::torch();
         for (std::size_t f = 0; f < values.size(); ++f) {
-            const bool is_float = batches_->forms()[f].dtype.code == dlpack::kFloat;
+            const bool is_float = forms()[f].dtype.code == dlpack::kFloat;
             if (is_float && torch.is_tensor(values[f]) && !torch.has_plain_sign(values[f])) return false;
         }
         return true;
@@ -243,7 +262,7 @@ private:
             found.push_back(nb::borrow(data));
             return true;
         }
-        const std::size_t count = batches_->forms().size();
+        const std::size_t count = forms().size();
         if (!PyDict_CheckExact(data.ptr()) || PyDict_Size(data.ptr()) != static_cast<Py_ssize_t>(count))
             return false;
         for (std::size_t f = 0; f < count; ++f) {
@@ -256,50 +275,110 @@ private:
         return true;
     }
 
-    bool read_field(nb::handle value, std::size_t f, std::int32_t lead, std::int64_t& n) {
-        GivenField& field = given_[f];
-        if (!field.read(value, batches_->forms()[f], lead, n, parts_.array_type, parts_.number_type))
-            return false;
-        addresses_[f] = field.address();
+    /// Write the rows that were read. False, with nothing changed, if Python has to.
+    bool store(const GivenField::Lead& lead, Placed& to) {
+        const std::int64_t n =
+            std::accumulate(lead.begin(), lead.end(), std::int64_t{1}, std::multiplies<>());
+        if (n < 1 || ring_->reserves(n, arrays_.empty())) return false;
+        if (!parts_.admits.is_none() && !parts_.admits(n).is(Py_True)) return false;
+        place(lead, n, to);
+        const Fields& fields = batches_->fields();
+        Plan plan = fields.plan_write(to.slots.empty() ? nullptr : to.slots.data(), to.run.rows,
+                                      nexts_ == nullptr ? addresses_ : nexts_->kept(addresses_));
+        plan.start = to.run.start;
+        plan.skip = to.run.skip;
+        plan.picks = to.picks.empty() ? nullptr : to.picks.data() + to.run.skip;
+        if (batches_overlap(*fields.memory(), plan, static_cast<std::uint64_t>(n))) return false;
+        const bool linked = nexts_ != nullptr;
+        if (linked && (!to.picks.empty() || !nexts_->prepare(to.run, *ring_, addresses_))) return false;
+        if (!track(to)) return false;
+        record(n, to);  // first: a reader that meets half of the rows sees other generations
+        const bool is_run = to.slots.empty() && to.picks.empty();
+        run_released_if(plan.bytes() >= kReleaseBytes,
+                        [&] { is_run ? write_rows(plan) : scatter_rows(plan); });
+        if (linked) nexts_->link(to.run);
+        report(to);
         return true;
     }
 
-    bool store(std::int64_t n, RingRun& run) {
-        if (n >= ring_->reserved_from - ring_->written) return false;
-        if (!parts_.admits.is_none() && !parts_.admits(n).is(Py_True)) return false;
-        run = ring_->next(n);
-        const Fields& fields = batches_->fields();
-        Plan plan = fields.plan_write(nullptr, run.rows, addresses_);
-        plan.start = run.start;
-        plan.skip = run.skip;
-        if (batches_overlap(*fields.memory(), plan, static_cast<std::uint64_t>(n))) return false;
-        if (tracked_ != nullptr) {
-            const EpisodesNow now = tracked_->now();
-            if (now.get() == nullptr || !TrackedEpisodes::continues(*now.get(), run, ring_->capacity))
-                return false;
-            tracked_->record(*now.get(), run, addresses_);
+    /// Choose the slots of `n` rows.
+    void place(const GivenField::Lead& lead, std::int64_t n, Placed& to) const {
+        if (turns_ == nullptr) {
+            to.run = ring_->next(n);
+            const bool across = parts_.env_first && lead.size() == 2 && lead[0] > 1 && lead[1] > 1;
+            if (across) to.pick_across(lead[0], lead[1]);
+            return;
         }
-        ring_->record(run);  // first: a reader that meets half of the rows sees other generations
-        stored_->record(run, ring_->capacity);
+        to.run.skip = std::max<std::int64_t>(n - turns_count_, 0);
+        to.run.rows = n - to.run.skip;
+        std::int64_t at = (ring_->turn + to.run.skip) % turns_count_;
+        for (std::int64_t i = 0; i < to.run.rows; ++i) {
+            to.slots.push_back(turns_[at]);
+            at = at + 1 == turns_count_ ? 0 : at + 1;
+        }
+    }
+
+    /// Record the episodes of rows. False, with nothing changed, if they do not follow the last ones.
+    bool track(const Placed& to) const {
+        std::vector<EpisodesNow> tables;
+        for (const TrackedEpisodes* episodes : tracked_) {
+            tables.push_back(episodes->now());
+            if (tables.back().is_unread()) continue;
+            const Episodes* const now = tables.back().get();
+            if (now == nullptr || !TrackedEpisodes::continues(*now, to.run, ring_->capacity)) return false;
+        }
+        for (std::size_t i = 0; i < tracked_.size(); ++i) {
+            if (!tables[i].is_unread()) tracked_[i]->record(*tables[i].get(), to, addresses_);
+        }
+        return true;
+    }
+
+    /// Record that `n` rows are written: their generations, and all counts.
+    void record(std::int64_t n, const Placed& to) {
+        const std::int64_t first = ring_->written + 1 + (to.slots.empty() ? to.run.skip : 0);
+        for (std::int64_t* const numbers : arrays_) {
+            for (std::int64_t i = 0; i < to.run.rows; ++i) numbers[to.slot(i, ring_->capacity)] = first + i;
+        }
+        if (turns_ != nullptr) ring_->turn = (ring_->turn + n) % turns_count_;
+        ring_->record(n, to.end());
+        stored_->record(to.end(), ring_->capacity);
         seen_->writes_seen = stored_->writes;
         counts_->written += n;
         counts_->since_empty += n;
-        run_released_if(plan.bytes() >= kReleaseBytes, [&] { write_rows(plan); });
-        if (!parts_.wrote.is_none()) parts_.wrote(run.start, run.rows, run.skip);
-        return true;
     }
 
-    nb::object positions(const RingRun& run) const {
-        const std::int64_t n = run.skip + run.rows;
+    /// Tell the observers that have to know which rows were written.
+    void report(const Placed& to) const {
+        if (parts_.wrote.is_none()) return;
+        const nb::object kept = to.slots.empty() ? nb::none() : positions(to);
+        parts_.wrote(to.run.start, to.run.rows, to.run.skip, kept);
+    }
+
+    /// Return the slot of each row, int64 `[n]`, -1 for those that no slot keeps; of environments int64
+    /// `[n, 2]`: step and environment.
+    nb::object positions(const Placed& to) const {
+        const std::int64_t n = to.run.total(), width = parts_.width;
         NewTensor made = Exchange::torch().make(index_form_, n);
-        auto* const out = reinterpret_cast<std::int64_t*>(made.data);
-        std::int64_t slot = (run.start - run.skip) % ring_->capacity;
+        auto* out = reinterpret_cast<std::int64_t*>(made.data);
+        if (!to.slots.empty()) {
+            std::fill_n(out, to.run.skip, -1);
+            std::copy(to.slots.begin(), to.slots.end(), out + to.run.skip);
+            return made.object;
+        }
+        std::int64_t slot = (to.run.start - to.run.skip) % ring_->capacity;
         if (slot < 0) slot += ring_->capacity;
         for (std::int64_t i = 0; i < n; ++i) {
-            out[i] = slot;
+            *out++ = width > 0 ? slot / width : slot;
+            if (width > 0) *out++ = slot % width;
             slot = slot + 1 == ring_->capacity ? 0 : slot + 1;
         }
         return made.object;
+    }
+
+    /// The generations of all slots.
+    Generations generations() const {
+        if (arrays_.empty()) return ring_->generations();
+        return {arrays_.front(), ring_->capacity, 0, 0, 0, 0};
     }
 
     /// What a draw gives, and the last row written before it.
@@ -364,7 +443,7 @@ private:
         {
             const Held held(parts_.acquire, parts_.release);
             if (!is_usable() || ring_->rows == 0) return nb::none();
-            const EpisodesNow now = tracked_->now();
+            const EpisodesNow now = tracked_.front()->now();
             const auto numbers = [this](std::int64_t high, std::int64_t count) {
                 return integers(high, count);
             };
@@ -387,7 +466,7 @@ private:
         if (!is_usable()) return false;
         const auto replaced = [&](std::int64_t slot) { return is_replaced(slot, serial); };
         if (std::none_of(drawn.rows.begin(), drawn.rows.end(), replaced)) return true;
-        const EpisodesNow now = tracked_->now();
+        const EpisodesNow now = tracked_.front()->now();
         if (now.get() == nullptr || *std::max_element(drawn.rows.begin(), drawn.rows.end()) >= ring_->rows ||
             !windows_->find_again(*now.get(), drawn))
             return false;
@@ -446,7 +525,7 @@ private:
                              nb::cast<double>(state[6])};
         const auto run = [&](const auto* numbers) {
             PriorityUpdate change(*tree, all, items<std::int64_t>(slots), numbers, slots.shape[0]);
-            done = change.run(expected, ring_->generations(), nb::cast<bool>(state[7]));
+            done = change.run(expected, generations(), nb::cast<bool>(state[7]));
         };
         try {
             given.dtype.bits == 32 ? run(items<float>(given)) : run(items<double>(given));
@@ -517,12 +596,16 @@ private:
     StoredRows* stored_;
     BufferCounts* counts_;
     BufferCounts* seen_;
-    const TrackedEpisodes* tracked_;      // null: episodes are not tracked
+    std::vector<const TrackedEpisodes*> tracked_;
     const DirectWindows* windows_;        // null: batches of single rows
+    DirectNexts* nexts_;                  // null: all fields are in the table
     std::deque<GivenField> given_;        // used under the lock
     std::vector<const Byte*> addresses_;  // as `given_`
     bool reading_ = false;                // as `given_`
-    Form index_form_;
+    Form index_form_;                     // of an index of rows
+    std::vector<std::int64_t*> arrays_;   // of `DirectParts`
+    const std::int64_t* turns_ = nullptr;
+    std::int64_t turns_count_ = 0;
     nb::object ready_, changed_;  // methods of `DirectParts::priorities`
     std::atomic<bool> open_ = true;
 };

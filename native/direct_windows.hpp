@@ -23,7 +23,7 @@
 
 namespace ostinato {
 
-/// The episode table of a tracker as it is now: null if Python has to read it from the storage first.
+/// The episode table of a tracker as it is now: null if it is not native, or not read from the storage yet.
 class EpisodesNow {
 public:
     explicit EpisodesNow(const nb::object& tracker) {
@@ -31,8 +31,11 @@ public:
         PyObject* const found = PyObject_GetAttr(tracker.ptr(), name);
         if (found == nullptr) throw nb::python_error();
         owner_ = nb::steal(found);
-        if (!owner_.is_none()) table_ = nb::cast<Episodes*>(owner_);
+        if (nb::isinstance<Episodes>(owner_)) table_ = nb::cast<Episodes*>(owner_);
     }
+
+    /// Whether rows are read from the storage before the next draw, and need not be recorded.
+    bool is_unread() const { return owner_.is_none(); }
 
     Episodes* get() const { return table_; }
 
@@ -41,18 +44,15 @@ private:
     Episodes* table_ = nullptr;
 };
 
-/// The episode tracker of a buffer whose rows tell by flags alone where episodes end.
+/// The episode tracker of a buffer whose rows tell by flags, and numbers of their episodes, where these end.
 class TrackedEpisodes {
 public:
-    /// `ends` are the positions of the fields of flags, bool with one value per row.
-    TrackedEpisodes(nb::object tracker, std::vector<std::size_t> ends)
-        : tracker_(std::move(tracker)), ends_(std::move(ends)) {}
+    /// `ends` are the positions of the fields of flags, bool with one value per row; `ids` and `mask` those
+    /// of a number of the episode, int64, and of a mask, or -1.
+    TrackedEpisodes(nb::object tracker, std::vector<std::int64_t> ends, std::int64_t ids, std::int64_t mask)
+        : tracker_(std::move(tracker)), ends_(std::move(ends)), ids_(ids), mask_(mask) {}
 
     EpisodesNow now() const { return EpisodesNow(tracker_); }
-
-    bool fits(std::size_t fields) const {
-        return std::all_of(ends_.begin(), ends_.end(), [=](std::size_t end) { return end < fields; });
-    }
 
     /// Whether a run goes on where the last one ended.
     static bool continues(const Episodes& table, const RingRun& run, std::int64_t capacity) {
@@ -61,24 +61,37 @@ public:
     }
 
     /// Record rows from the memory of all their fields.
-    void record(Episodes& table, const RingRun& run, const std::vector<const Byte*>& addresses) const {
-        const auto rows = static_cast<std::size_t>(run.skip + run.rows);
-        const Flag* flags = ends_.empty() ? nullptr : reinterpret_cast<const Flag*>(addresses[ends_.front()]);
-        std::vector<Flag> any;
-        if (ends_.size() > 1) {
-            any.assign(flags, flags + rows);
-            for (std::size_t i = 1; i < ends_.size(); ++i) {
-                const auto* more = reinterpret_cast<const Flag*>(addresses[ends_[i]]);
-                for (std::size_t row = 0; row < rows; ++row) any[row] |= more[row];
-            }
-            flags = any.data();
+    void record(Episodes& table, const Placed& to, const std::vector<const Byte*>& addresses) const {
+        std::vector<Flag> ends, mask;
+        std::vector<std::int64_t> ids;
+        const Flag* flags = ends_.empty() ? nullptr : column(ends_.front(), to, addresses, ends);
+        for (std::size_t i = 1; i < ends_.size(); ++i) {
+            std::vector<Flag> room;
+            const Flag* const more = column(ends_[i], to, addresses, room);
+            if (ends.empty()) ends.assign(flags, flags + to.run.total());
+            for (std::size_t row = 0; row < ends.size(); ++row) ends[row] |= more[row];
+            flags = ends.data();
         }
-        table.record_write(run.start, run.rows, run.skip, {flags, nullptr, nullptr});
+        table.record_write(to.run.start, to.run.rows, to.run.skip,
+                           {flags, column(ids_, to, addresses, ids), column(mask_, to, addresses, mask)});
     }
 
 private:
+    /// A field of all rows in the order of writing: in place, or copied to `room`. Null for the position -1.
+    template <typename Value>
+    static const Value* column(std::int64_t field, const Placed& to,
+                               const std::vector<const Byte*>& addresses, std::vector<Value>& room) {
+        if (field < 0) return nullptr;
+        const auto* const values =
+            reinterpret_cast<const Value*>(addresses.at(static_cast<std::size_t>(field)));
+        if (to.picks.empty()) return values;
+        for (const std::int64_t pick : to.picks) room.push_back(values[pick]);
+        return room.data();
+    }
+
     nb::object tracker_;
-    std::vector<std::size_t> ends_;
+    std::vector<std::int64_t> ends_;
+    std::int64_t ids_, mask_;
 };
 
 /// The windows of one draw. Nothing in it changes while its rows are copied.
@@ -121,12 +134,7 @@ public:
           reader_(nb::cast<const WindowReader*>(owner_)),
           keys_(std::move(keys)),
           powers_(std::move(powers)) {
-        for (nb::handle tensor : templates) {
-            dlpack::Tensor view{};
-            if (!Exchange::torch().view(tensor, view) || view.ndim < 1)
-                throw std::invalid_argument("templates must be tensors [1, *shape] on the CPU");
-            forms_.push_back({view.dtype, {view.shape + 1, view.shape + view.ndim}});
-        }
+        forms_ = forms_of(templates);
         for (nb::handle role : roles) {
             const auto number = nb::cast<std::int64_t>(role);
             if (number < 0 || number > 2) throw std::invalid_argument("a role is 0, 1 or 2");

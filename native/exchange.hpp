@@ -167,4 +167,16 @@ private:
     nb::object is_neg_;
 };
 
+/// The forms of tensors `[rows, *shape]`. Raises std::invalid_argument if one is not memory of the CPU.
+inline std::vector<Form> forms_of(const nb::list& tensors) {
+    std::vector<Form> forms;
+    for (nb::handle tensor : tensors) {
+        dlpack::Tensor view{};
+        if (!Exchange::torch().view(tensor, view) || view.ndim < 1)
+            throw std::invalid_argument("columns and templates must be tensors [rows, *shape] on the CPU");
+        forms.push_back({view.dtype, {view.shape + 1, view.shape + view.ndim}});
+    }
+    return forms;
+}
+
 }  // namespace ostinato

@@ -33,52 +33,57 @@ public:
         if (rounded_.capacity() > kKeptItems) rounded_ = {};
     }
 
-    /// Read a field of `rows` rows (-1: as many as there are, which is set then) after `lead` dimensions.
-    /// False if it has to be converted, or does not fit: nothing is known then, and no error is set. The
-    /// caller has checked the sign of a tensor of floats.
-    bool read(nb::handle value, const Form& form, std::int32_t lead, std::int64_t& rows,
-              nb::handle array_type, nb::handle number_type) {
-        if (Exchange::torch().is_tensor(value)) return read_tensor(value, form, lead, rows);
-        if (value.type().is(array_type)) return read_buffer(value, form, lead, rows);
-        if (lead != 0 || !form.shape.empty()) return false;
+    /// Sizes of the first dimensions of a batch; -1 where any is right, which is set then.
+    using Lead = std::vector<std::int64_t>;
+
+    /// Read a field `[*lead, *form.shape]`. False if it has to be converted, or does not fit: nothing is
+    /// known then, and no error is set. The caller has checked the sign of a tensor of floats.
+    bool read(nb::handle value, const Form& form, Lead& lead, nb::handle array_type, nb::handle number_type) {
+        if (Exchange::torch().is_tensor(value)) return read_tensor(value, form, lead);
+        if (value.type().is(array_type)) return read_buffer(value, form, lead);
+        if (!lead.empty() || !form.shape.empty()) return false;
         if (PyFloat_CheckExact(value.ptr()) || PyLong_CheckExact(value.ptr()) || PyBool_Check(value.ptr()))
             return read_number(value, form);
         const int is_number = PyObject_IsInstance(value.ptr(), number_type.ptr());
         if (is_number < 0) PyErr_Clear();  // of a property `__class__`
-        return is_number == 1 && read_buffer(value, form, lead, rows);
+        return is_number == 1 && read_buffer(value, form, lead);
     }
 
     const Byte* address() const { return address_; }
 
 private:
-    static bool takes(std::int64_t& rows, std::int32_t lead, std::int64_t given) {
-        if (lead == 0) return true;
-        if (rows < 0) rows = given;
-        return rows == given;
+    /// `shape` has at least as many dimensions as `lead`.
+    template <typename Size>
+    static bool takes(Lead& lead, const Size* shape) {
+        for (std::size_t i = 0; i < lead.size(); ++i) {
+            if (lead[i] < 0) lead[i] = shape[i];
+            if (lead[i] != shape[i]) return false;
+        }
+        return true;
     }
 
-    bool read_tensor(nb::handle value, const Form& form, std::int32_t lead, std::int64_t& rows) {
+    bool read_tensor(nb::handle value, const Form& form, Lead& lead) {
         dlpack::Tensor view{};
-        if (!Exchange::torch().view_unsigned(value, view) || !form.fits(view, lead)) return false;
-        if (!takes(rows, lead, lead == 0 ? 1 : view.shape[0]) || !Exchange::is_contiguous(view)) return false;
+        if (!Exchange::torch().view_unsigned(value, view) ||
+            !form.fits(view, static_cast<std::int32_t>(lead.size())))
+            return false;
+        if (!takes(lead, view.shape) || !Exchange::is_contiguous(view)) return false;
         address_ = Exchange::data_of(view);
         return true;
     }
 
-    bool read_buffer(nb::handle value, const Form& form, std::int32_t lead, std::int64_t& rows) {
+    bool read_buffer(nb::handle value, const Form& form, Lead& lead) {
         if (PyObject_GetBuffer(value.ptr(), &buffer_, PyBUF_FORMAT | PyBUF_STRIDES) != 0) {
             PyErr_Clear();
             return false;
         }
         held_ = true;
         const dlpack::DataType given = dtype_of(buffer_);
-        if (buffer_.ndim != lead + static_cast<std::int32_t>(form.shape.size())) return false;
+        if (buffer_.ndim != static_cast<std::int32_t>(lead.size() + form.shape.size())) return false;
         for (std::size_t i = 0; i < form.shape.size(); ++i) {
-            if (buffer_.shape[static_cast<std::size_t>(lead) + i] != form.shape[i]) return false;
+            if (buffer_.shape[lead.size() + i] != form.shape[i]) return false;
         }
-        if (!takes(rows, lead, lead == 0 ? 1 : buffer_.shape[0]) || buffer_.buf == nullptr ||
-            buffer_.len == 0)
-            return false;
+        if (!takes(lead, buffer_.shape) || buffer_.buf == nullptr || buffer_.len == 0) return false;
         if (PyBuffer_IsContiguous(&buffer_, 'C') == 0) return false;
         address_ = static_cast<const Byte*>(buffer_.buf);
         if (given == form.dtype) return true;

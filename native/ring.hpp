@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <vector>
 
 #include "prioritized.hpp"
 
@@ -15,6 +16,27 @@ struct RingRun {
     std::int64_t start;
     std::int64_t rows;
     std::int64_t skip;
+
+    std::int64_t total() const { return skip + rows; }
+};
+
+/// Where the rows of a batch go: row `run.skip + i` to slot i of the run, or to `slots[i]`.
+struct Placed {
+    RingRun run{};
+    std::vector<std::int64_t> slots;  // of rows that are not in ring order
+    std::vector<std::int64_t> picks;  // where each row is in a batch that is not in the order of writing
+
+    /// The slot after the last one, which may be the capacity, or beyond where the run wraps around.
+    std::int64_t end() const { return slots.empty() ? run.start + run.rows : slots.back() + 1; }
+
+    std::int64_t slot(std::int64_t i, std::int64_t capacity) const {
+        return slots.empty() ? (run.start + i) % capacity : slots[static_cast<std::size_t>(i)];
+    }
+
+    /// Write rows of a batch `[envs, time]` in the order `[time, envs]`.
+    void pick_across(std::int64_t envs, std::int64_t time) {
+        for (std::int64_t row = 0; row < run.total(); ++row) picks.push_back(row % envs * time + row / envs);
+    }
 };
 
 /// The state of a ring, but for its arrays; see core/ring.py.
@@ -27,6 +49,8 @@ struct RingCounts {
     bool in_order = true;
     /// First serial number whose row would replace one that was drawn ahead; see buffers/drawn_ahead.py.
     std::int64_t reserved_from = std::numeric_limits<std::int64_t>::max();
+    /// Where new rows are in an order of slots that they take in turn; see buffers/remover.py.
+    std::int64_t turn = 0;
 
     /// The next slots of the ring for `n` rows.
     RingRun next(std::int64_t n) const {
@@ -34,10 +58,16 @@ struct RingCounts {
         return {(cursor + skip) % capacity, n - skip, skip};
     }
 
-    /// Record that a run of `next` is written.
-    void record(const RingRun& run) {
-        const std::int64_t end = run.start + run.rows;
-        written += run.skip + run.rows;
+    /// Whether a write of `n` rows may replace rows that were drawn ahead. In another order than that of the
+    /// ring any write may.
+    bool reserves(std::int64_t n, bool in_ring_order) const {
+        return in_ring_order ? n >= reserved_from - written
+                             : reserved_from != std::numeric_limits<std::int64_t>::max();
+    }
+
+    /// Record that `total` rows are written, the last one to the slot before `end`.
+    void record(std::int64_t total, std::int64_t end) {
+        written += total;
         rows = std::max(rows, std::min(capacity, end));
         cursor = end % capacity;
     }
@@ -62,8 +92,8 @@ struct StoredRows {
     std::int64_t writes = 0;
     bool plain = false;  // whether a write only changes rows of the table
 
-    void record(const RingRun& run, std::int64_t capacity) {
-        const std::int64_t end = run.start + run.rows;
+    /// Record a write, the last row of which went to the slot before `end`.
+    void record(std::int64_t end, std::int64_t capacity) {
         rows = std::max(rows, std::min(capacity, end));
         cursor = end % capacity;
         writes += 1;

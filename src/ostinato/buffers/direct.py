@@ -22,7 +22,7 @@ from ostinato.buffers.direct_windows import direct_windows, tracked_episodes
 from ostinato.buffers.observer import Observer
 from ostinato.buffers.updates import GENERATIONS_PER_ERA
 from ostinato.core import kinds
-from ostinato.core.records import Run
+from ostinato.core.records import Picks, Run
 from ostinato.samplers import PrioritizedSampler, RandomSampler
 from ostinato.storages import LazyMemmapStorage, LazyTensorStorage, TensorStorage
 from ostinato.writers import RoundRobinWriter, TensorDictRoundRobinWriter
@@ -30,35 +30,42 @@ from ostinato.writers import RoundRobinWriter, TensorDictRoundRobinWriter
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ostinato._native import Direct, DirectWindows, TrackedEpisodes
+    from torch import Tensor
+
+    from ostinato._native import Direct, DirectNexts, DirectWindows
     from ostinato.buffers.reader import Reader
+    from ostinato.core.records import Placement
     from ostinato.core.ring import Ring
     from ostinato.core.rows import Schema
     from ostinato.storages import Storage
-    from ostinato.storages.table import Table
+    from ostinato.storages.columns import Fields
 
 _CPU = torch.device("cpu")
 
 
-def find_direct(engine: Reader, *, draws: bool, bare: bool) -> Direct | None:
+def find_direct(engine: Reader, *, draws: bool, bare: bool, env_first: bool) -> Direct | None:
     """Return the direct calls of a buffer as it is now; None if none applies. The caller holds the lock.
 
     Args:
         engine: of the buffer.
         draws: whether batches are the rows drawn as they are stored, made when they are asked for.
         bare: whether batches have no other fields than the stored ones and those of units.
+        env_first: whether rows of several environments are given as `[environments, time]`.
     """
     native, storage, ring = backend.native, engine.storage, engine.ring
     found = None if native is None or not backend.exchange else _plain_table(engine)
     if found is None or native is None:
         return None
-    table, stored, schema = found
+    fields, stored, schema = found
+    table, nexts = fields.dense, _nexts(fields)
     counts = (type(ring.counts), type(stored), type(engine.counts))
     episodes = tracked_episodes(engine)
-    if counts != (native.RingCounts, native.StoredRows, native.BufferCounts) or _goes_in_general(engine, episodes):
+    known = counts == (native.RingCounts, native.StoredRows, native.BufferCounts)
+    if not known or episodes is None or _goes_in_general(engine):
         return None
-    draws &= storage.ndim == 1 and not engine.rules
-    windows = direct_windows(engine, table, schema) if episodes is not None and draws and bare else None
+    arrays = ring.arrays_of_all()
+    draws &= storage.ndim == 1 and not (engine.rules or arrays or nexts)
+    windows = direct_windows(engine, table, schema) if engine.tracker is not None and draws and bare else None
     writes, draws = _may_write(engine), draws and _may_draw(engine, windows)
     if not (writes or draws):
         return None
@@ -83,28 +90,39 @@ def find_direct(engine: Reader, *, draws: bool, bare: bool) -> Direct | None:
         torch.float64,
         engine.store.era * GENERATIONS_PER_ERA,
         storage.num_envs if storage.ndim > 1 else 0,
+        env_first,
+        arrays,
+        next((turns for o in engine.store.observers.placing if (turns := o.turns(engine.store)) is not None), None),
         writes,
         draws,
         episodes,
         windows,
+        nexts,
     )
 
 
-def _plain_table(engine: Reader) -> tuple[Table, Any, Schema] | None:
-    """Return table, counts and schema of a storage whose rows native calls can write and read; None of others."""
+def _plain_table(engine: Reader) -> tuple[Fields, Any, Schema] | None:
+    """Return fields, counts and schema of a storage whose rows native calls can write; None of others."""
     storage = engine.storage
     schema, found = storage.schema, storage.plain_table() if _is_known(storage) else None
     if found is None or schema is None or not schema.is_flat or not engine.store.settled:
         return None
-    table, stored = found
-    return None if table.batches is None else (table, stored, schema)
+    fields, stored = found
+    return None if fields.dense.batches is None else (fields, stored, schema)
 
 
-def _goes_in_general(engine: Reader, episodes: TrackedEpisodes | None) -> bool:
-    """Whether only some rows may be drawn, a look at the first rows is due, or flags do not tell the episodes."""
+def _nexts(fields: Fields) -> DirectNexts | None:
+    """Return how direct calls write next observations that are stored once; None if there are no such fields."""
+    native: Any = backend.native
+    templates = [torch.empty((1, *leaf.shape), dtype=leaf.dtype, device="cpu") for leaf in fields.schema.leaves]
+    return next((native.DirectNexts(*found, list(fields.kept), templates) for found in fields.native or ()), None)
+
+
+def _goes_in_general(engine: Reader) -> bool:
+    """Whether only some rows may be drawn, or have generations, or a look at the first ones is due."""
     due = engine.continuity is not None and engine.continuity.is_due(engine.ring)
-    some = not engine.ring.counts.in_order or engine.store.eligible is not None
-    return due or some or (engine.tracker is not None and (episodes is None or engine.storage.ndim > 1))
+    in_order = engine.ring.counts.in_order
+    return due or (engine.store.eligible is not None if in_order else not engine.ring.arrays_of_all())
 
 
 def _is_known(storage: Storage) -> TypeGuard[TensorStorage]:
@@ -176,13 +194,15 @@ def _admits(engine: Reader) -> Callable[[int], bool] | None:
     return admits if engine.limits else None
 
 
-def _reports(engine: Reader) -> Callable[[int, int, int], None] | None:
+def _reports(engine: Reader) -> Callable[[int, int, int, Tensor | None], None] | None:
     """Return what tells observers of rows that direct calls have written; None if none of them has to know."""
     capacity, own, store = engine.ring.capacity, weakref.ref(engine), engine.store
     found = [weakref.ref(reader) for reader in store.readers if any(map(_follows_reports, reader.observers))]
 
-    def wrote(start: int, rows: int, skip: int) -> None:
-        run = Run(start, rows, capacity, skip)
+    def wrote(start: int, rows: int, skip: int, kept: Tensor | None) -> None:
+        run: Placement = Run(start, rows, capacity, skip)
+        if kept is not None:
+            run = Picks(kept[skip:], torch.arange(skip, skip + rows, device="cpu"), kept)
         for ref in found:
             reader = ref()
             if reader is not None:  # else its view was dropped

@@ -1,7 +1,7 @@
 """Direct calls in buffers that track episodes: slices, n-step transitions and stacks of frames.
 
 One native call records the episodes of the rows it writes, and one draws, finds the windows, reads and sums their rows.
-They apply where flags of the rows alone tell where episodes end; see `ostinato.buffers.direct`.
+They apply where flags and numbers in the rows tell where episodes end; see `ostinato.buffers.direct`.
 """
 
 from __future__ import annotations
@@ -28,11 +28,17 @@ _ANCHORS, _ROWS, _OTHERS = 0, 1, 2
 """The sources of the rows of a batch: the rows drawn, their windows, and the rows after or beside these."""
 
 
-def tracked_episodes(engine: Reader) -> TrackedEpisodes | None:
-    """Return how direct calls record episodes; None if episodes are not tracked, or not read from flags alone."""
+def tracked_episodes(engine: Reader) -> tuple[TrackedEpisodes, ...] | None:
+    """Return how direct calls record the episodes of a reader, and of the views that get its writes.
+
+    None if fields do not tell them as native code reads them.
+    """
     native: Any = backend.native
-    flags = None if engine.tracker is None else engine.tracker.flags_read(engine.storage)
-    return None if flags is None else native.TrackedEpisodes(engine.tracker, flags)
+    trackers = [reader.tracker for reader in (engine.store.readers if engine.own else [engine])]
+    found = [(tracker, tracker.fields_read(engine.storage)) for tracker in trackers if tracker is not None]
+    if any(fields is None for _, fields in found):
+        return None
+    return tuple(native.TrackedEpisodes(tracker, *fields) for tracker, fields in found if fields is not None)
 
 
 def direct_windows(engine: Reader, table: Table, schema: Schema) -> DirectWindows | None:

@@ -11,7 +11,7 @@ from ostinato.buffers.rate_limit import as_counting, largest_batch
 from ostinato.buffers.updates import as_sampler, priorities_of_rows
 from ostinato.core.ring import no_slots
 from ostinato.errors import EmptyBufferError, SlotError
-from ostinato.samplers import PrioritizedSampler, Sampler
+from ostinato.samplers import PrioritizedSampler, PrioritizedSliceSampler, Sampler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ostinato.buffers.reader import Reader
     from ostinato.buffers.store import Store
     from ostinato.core.episodes.tracker import EpisodeTracker, Marks
-    from ostinato.core.records import Draw, Placement, Run
+    from ostinato.core.records import Draw, Placement
     from ostinato.units import SampleUnit
 
 
@@ -47,9 +47,8 @@ class EpisodeRows(Observer):
         return {"episodes": self.tracker.state_dict(store.storage)}
 
     def direct(self, store: Store) -> bool:
-        """Whether episodes are those of the buffer itself, told by flags alone, and no more rows are looked at."""
-        known = self.tracker is store.own.tracker and self.tracker.flags_read(store.storage) is not None
-        return known and self.continuity is None
+        """Whether flags and numbers in the rows tell the episodes, and no more rows are looked at."""
+        return self.continuity is None and self.tracker.fields_read(store.storage) is not None
 
     def look(self, store: Store) -> None:
         """Look at the first rows, if there are enough new ones."""
@@ -167,9 +166,9 @@ class RecordedRows(_OfSampler):
         """Return True: it needs their slots alone."""
         return True
 
-    def reported(self, store: Store, run: Run) -> None:
+    def reported(self, store: Store, placement: Placement) -> None:
         """Record new rows."""
-        self.written(store, run, None)
+        self.written(store, placement, None)
 
     def written(self, store: Store, placement: Placement, found: Any) -> None:  # noqa: ARG002
         """Record new rows."""
@@ -265,12 +264,12 @@ class PriorityRows(Observer):
         """Whether all new rows get the default priority, and there is room for it."""
         sampler, schema = self._sampler, store.storage.schema
         given = schema is None or self._path in schema.paths  # rows may hold their first priorities
-        plain = type(sampler) is PrioritizedSampler and sampler.max_capacity >= store.storage.capacity
-        return plain and self._tracker is None and not given
+        known = type(sampler) in {PrioritizedSampler, PrioritizedSliceSampler}
+        return known and sampler.max_capacity >= store.storage.capacity and not given
 
-    def reported(self, store: Store, run: Run) -> None:
+    def reported(self, store: Store, placement: Placement) -> None:
         """Give new rows the default priority."""
-        self._sampler.record_rows(run, None, store.ring.view())
+        self.written(store, placement, None)
 
     def check(self, store: Store, incoming: Incoming) -> Tensor | None:
         """Return the first priorities of new rows, checked; None for the default priority."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ostinato.buffers.rate_limit import Ask
     from ostinato.buffers.reader import Reader
     from ostinato.buffers.store import Store
-    from ostinato.core.records import Draw, Placement, Run
+    from ostinato.core.records import Draw, Placement
     from ostinato.core.ring import Ring
 
 
@@ -59,7 +59,13 @@ class Observer:
         """Whether native calls may write rows, which report their slots alone (`reported`)."""
         return False
 
-    def reported(self, store: Store, run: Run) -> None:
+    def turns(self, store: Store) -> Tensor | None:
+        """The slots that rows of native calls take in turn, int64 `[n]`, each once; None for those of the ring.
+
+        They go on at the position `store.ring.counts.turn`, and take the place of `place`.
+        """
+
+    def reported(self, store: Store, placement: Placement) -> None:
         """Native calls wrote rows, after `direct` returned True; instead of `check` and `written`."""
 
     def follow(self, store: Store) -> None:
@@ -228,10 +234,10 @@ class RowValues(Observer):
         own = type(self)
         return own.first is RowValues.first and own.check is RowValues.check and own.written is RowValues.written
 
-    def reported(self, store: Store, run: Run) -> None:
+    def reported(self, store: Store, placement: Placement) -> None:
         """Give new rows the default number."""
         self._fit(store, 0)
-        self.values[run.slots_written(self.values.device)] = self.default
+        self.values[placement.slots_written(self.values.device)] = self.default
 
     def first(self, store: Store, incoming: Incoming) -> Tensor | float:  # noqa: ARG002
         """Return the numbers of new rows, `[rows]`, or one for all of them. May raise: nothing is written then."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from ostinato.buffers.reader import Reader
     from ostinato.buffers.store import Store
-    from ostinato.core.records import Draw, Placement, Run
+    from ostinato.core.records import Draw, Placement
     from ostinato.core.ring import Ring
     from ostinato.samplers import CountingSampler, Sampler
     from ostinato.writers import Writer
@@ -621,9 +621,9 @@ class LimiterState(DrawRule):
         except OptionError:
             return False
 
-    def reported(self, store: Store, run: Run) -> None:
+    def reported(self, store: Store, placement: Placement) -> None:
         """Count rows written."""
-        self.written(store, run, None)
+        self.written(store, placement, None)
 
     def written(self, store: Store, placement: Placement, found: Any) -> None:  # noqa: ARG002
         """Count rows written."""

@@ -55,6 +55,8 @@ class Remover(Observer):
         """Rows that were not deleted, and free slots; None before the first, and with a sampler that keeps them."""
         self._order = RankOrder(rising=name == "fifo")
         self._rows = 0  # rows that the order knows of
+        self._writes = 0  # of rows that were placed one by one, since `_turns` was ended
+        self._turns: Tensor | None = None
 
     def __repr__(self) -> str:
         """Show the name."""
@@ -65,8 +67,39 @@ class Remover(Observer):
         """Whether no row leaves from between others, and none was deleted: the oldest are replaced."""
         return self.name == "fifo" and not self.implied and self.eligible is None
 
+    def direct(self, store: Store) -> bool:
+        """Whether the slots of new rows are known: those of the ring, or each replaces a row in a fixed order."""
+        return (self.keeps_order and store.ring.counts.in_order) or self._replaces_in_turn(store)
+
+    def _replaces_in_turn(self, store: Store) -> bool:
+        """Whether rows of native calls take the slots of `turns`: in a full buffer without free slots."""
+        ring, eligible = store.ring, store.eligible
+        full = ring.rows == ring.capacity and bool(ring.arrays_of_all()) and not (eligible and eligible.free)
+        due = self._turns is not None or self._writes >= _writes_before(ring)
+        return full and due and self.name in {"fifo", "lifo"}
+
+    def turns(self, store: Store) -> Tensor | None:
+        """Return the slots that rows replace in turn: of "fifo" all slots, by age, of "lifo" that of the newest row.
+
+        Cost: O(rows), once a deletion or a write in Python has ended the order; so there is none for some writes then.
+        """
+        ring = store.ring
+        if self._turns is None and self._replaces_in_turn(store):
+            ages = ring.arrays_of_all()[-1].numpy()
+            order = np.argsort(ages, kind="stable") if self.name == "fifo" else ages.argmax(keepdims=True)
+            self._turns, ring.counts.turn = torch.from_numpy(order), 0
+        return self._turns
+
+    def _end_turns(self, store: Store) -> None:
+        """Let rows be placed one by one from now on."""
+        self._writes += 1
+        if self._turns is not None:
+            store.parts_changed()
+            self.reread(store)
+
     def place(self, store: Store, incoming: Incoming) -> Picks | None:
         """Return the slots of new rows; None leaves rows to the writer that fill the ring in its order."""
+        self._end_turns(store)
         ring, rows, eligible = store.ring, incoming.rows, store.eligible
         capacity, known = ring.capacity, ring.rows
         first = np.zeros(0, np.int64) if eligible is None else eligible.free.first(rows)
@@ -155,6 +188,8 @@ class Remover(Observer):
 
     def written(self, store: Store, placement: Placement, found: Any) -> None:  # noqa: ARG002
         """Record new rows. Cost: O(n), and O(log rows) for each later."""
+        if not self._writes % _writes_before(store.ring):
+            store.parts_changed()  # the next calls may be native
         if self.eligible is not None:
             self.eligible.record(placement)
         if self._rows:  # else nothing was removed yet
@@ -175,6 +210,7 @@ class Remover(Observer):
     def removed(self, store: Store, slots: Tensor) -> None:
         """Free the slots of rows that were deleted."""
         gone: NDArray[np.int64] = slots.cpu().numpy()
+        self._end_turns(store)
         if not store.own.sampler.leaves:
             self.eligible = self.eligible or Eligible(store.ring.rows)
             self.eligible.delete(gone)
@@ -187,7 +223,13 @@ class Remover(Observer):
     def reread(self, store: Store) -> None:  # noqa: ARG002
         """Read all rows again before the next one is removed."""
         self._order.clear()
-        self._rows = 0
+        self._rows = self._writes = 0
+        self._turns = None
+
+
+def _writes_before(ring: Ring) -> int:
+    """Return how many writes in Python cost as much as sorting all rows by age."""
+    return 4 + (ring.capacity >> 11)
 
 
 def make_remover(

@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ostinato._native import Direct
     from ostinato.buffers.rate_limit import RateLimiter
     from ostinato.buffers.remover import RemoverName
     from ostinato.buffers.trajectory_view import Trajectory
@@ -272,17 +271,17 @@ class ReplayBuffer(Sampling):
         if is_dynamo_compiling():  # a graph break: locks and addresses are not for a graph
             add = torch.compiler.disable(ReplayBuffer.add)  # type: ignore[no-untyped-call]
             return add(self, data, timeout_s=timeout_s)
-        if timeout_s is not None:
-            check_wait(timeout_s, waits=self._whole.rate_limiter is not None)
-        direct, steps = self._engine.direct, self._transform.steps
-        if direct is not None and not steps and (slot := self._add_direct(direct, data)) is not None:
-            return slot
         if self._viewed is not None:
             return self._viewed.add(data, timeout_s=timeout_s)
+        if timeout_s is not None:
+            check_wait(timeout_s, waits=self.rate_limiter is not None)
+        steps = self._transform.steps
+        if not steps and (slot := self._write_direct(data, 0)) is not None:
+            return slot
         given, data = data, self._accept(data)
         if data is None and given is not None:
             return None
-        if direct is not None and steps and (slot := self._add_direct(direct, data)) is not None:
+        if steps and (slot := self._write_direct(data, 0)) is not None:
             return slot
         if type(data) is not dict:
             self._warn_of_batch(data)
@@ -293,11 +292,16 @@ class ReplayBuffer(Sampling):
         slot = placement.start if isinstance(placement, Run) else int(placement.positions()[0])
         return None if slot < 0 else slot
 
-    def _add_direct(self, direct: Direct, data: Any) -> Any:
-        """Write one row, as it is stored, by a native call, and return what `add` returns; None if Python has to."""
-        width = direct.width
-        slot = direct.add(self._direct_rows(data, 1 if width else 0))
-        return slot if slot is None or not width else self._positions(Run(slot, width, self._engine.ring.capacity))
+    def _write_direct(self, data: Any, lead: int) -> Any:
+        """Write rows, as they are stored, by a native call: one (`lead=0`) or several; None if Python has to.
+
+        Returns:
+            What `add` or `extend` returns.
+        """
+        direct = self._engine.direct
+        if direct is None:
+            return None
+        return (direct.extend if lead else direct.add)(self._direct_rows(data, direct.lead - 1 + lead))
 
     def _warn_of_batch(self, data: Any) -> None:
         if kinds.is_tensor_collection(data) and data.batch_dims >= self.storage.ndim:
@@ -337,20 +341,19 @@ class ReplayBuffer(Sampling):
         if is_dynamo_compiling():
             extend = torch.compiler.disable(ReplayBuffer.extend)  # type: ignore[no-untyped-call]
             return extend(self, data, update_priority=update_priority, timeout_s=timeout_s)  # type: ignore[no-any-return]
-        if timeout_s is not None:
-            check_wait(timeout_s, waits=self._whole.rate_limiter is not None)
-        engine, steps = self._engine, self._transform.steps
-        direct = engine.direct
-        if direct is not None and not steps and (index := direct.extend(self._direct_rows(data, 1))) is not None:
-            return index  # type: ignore[no-any-return]
         if self._viewed is not None:
             return self._viewed.extend(data, update_priority=update_priority, timeout_s=timeout_s)
+        if timeout_s is not None:
+            check_wait(timeout_s, waits=self.rate_limiter is not None)
+        engine, steps = self._engine, self._transform.steps
+        if not steps and (index := self._write_direct(data, 1)) is not None:
+            return index  # type: ignore[no-any-return]
         if engine.limits:
             data = replayable(data)
         given, data = data, self._accept(data)
         if data is None and given is not None:
             return self._positions(Run(0, 0, self.storage.capacity))
-        if direct is not None and steps and (index := direct.extend(self._direct_rows(data, 1))) is not None:
+        if steps and (index := self._write_direct(data, 1)) is not None:
             return index  # type: ignore[no-any-return]
         if self._dim_extend:
             data = swap_dims(data, self._dim_extend)
@@ -442,7 +445,7 @@ class ReplayBuffer(Sampling):
             draws = self._pipeline.plain and defined_together(type(self), "_finish", "_presented")
             if defined_together(type(self), "_accept", "_direct_rows"):
                 bare = type(self)._finish is ReplayBuffer._finish  # noqa: SLF001
-                engine.direct = find_direct(engine, draws=draws, bare=bare)
+                engine.direct = find_direct(engine, draws=draws, bare=bare, env_first=self._swapped)
             engine.direct_tried = engine.storage.laid_out and not engine.pending
 
     def _direct_rows(self, data: Any, lead: int) -> Any:

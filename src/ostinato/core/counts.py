@@ -38,6 +38,8 @@ class RingCounts(_Counts):
     """Whether generations follow from the cursor."""
     reserved_from: int = NEVER
     """First serial number whose row would replace one that was drawn ahead; see `ostinato.buffers.drawn_ahead`."""
+    turn: int = 0
+    """Where new rows are in an order of slots that they take in turn; see `Observer.turns`."""
 
 
 @dataclass(slots=True)

@@ -411,7 +411,7 @@ def leaves_by_path(data: Any) -> dict[tuple[Any, ...], Any]:
     """Return the leaves of nested data with named fields by their paths."""
     found: dict[tuple[Any, ...], Any] = {}
     for key, value in data.items():
-        nested = is_mapping(value) and not is_non_tensor(value)
+        nested = not isinstance(value, Tensor) and is_mapping(value) and not is_non_tensor(value)
         found |= {(key, *path): leaf for path, leaf in leaves_by_path(value).items()} if nested else {(key,): value}
     return found
 

@@ -110,6 +110,14 @@ class Ring:
         """The arrays that a write changes."""
         return tuple(array for array in (self._array, self._arrivals) if array is not None)
 
+    def arrays_of_all(self) -> tuple[Tensor, ...]:
+        """Return the numbers that a write changes, of all slots: generations, and arrivals if there are any.
+
+        Empty in ring order, and while there are not numbers for all slots yet.
+        """
+        arrays = self._arrays
+        return arrays if all(len(array) == self.capacity for array in arrays) else ()
+
     def record(self, placement: Placement) -> Placement:
         """Record that rows are about to be written to the slots of a placement, which is returned.
 

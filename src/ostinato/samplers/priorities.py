@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 from ostinato._backend import backend
 from ostinato.core.options import check_choice, check_integer
 from ostinato.core.rank_order import REDUCTIONS
-from ostinato.core.records import check_slots, require_values
+from ostinato.core.records import Run, check_slots, require_values
 from ostinato.errors import CapacityError, KindError, OptionError, PriorityError, PriorityShapeError, warn_caller
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato._native import SumTree
-    from ostinato.core.records import Run
+    from ostinato.core.records import Placement
     from ostinato.core.ring import Ring
     from ostinato.core.rows import Schema
     from ostinato.core.shared_ring import SharedRing
@@ -490,17 +490,22 @@ class PriorityColumn:
             high = torch.where(keep, given, 0.0).amax()
             self.largest = torch.maximum(on_device(self.largest, high.device), high)
 
-    def fill(self, run: Run, priority: float | Tensor) -> None:
-        """Give a run of rows one priority above 0; the sampler hides those that may not be drawn."""
+    def fill(self, placement: Placement, priority: float | Tensor) -> None:
+        """Give rows one priority above 0, and show them; the sampler hides those that may not be drawn."""
         # numpy keeps the GIL for runs as short as most are: another thread would wake up only to wait for the lock
         raw = self.raw.numpy() if self.raw.is_cpu else self.raw
-        end, replaced = run.start + run.rows, 0.0
-        for first, stop in ((run.start, min(end, run.capacity)), (0, end - run.capacity)):
-            if first < stop:
-                if self.within:
-                    replaced = max(replaced, self._largest_at(slice(first, stop)))
-                raw[first:stop] = priority
-        self.tree.set_run(run.start, run.rows, (priority + self.eps) ** self.alpha)
+        value, replaced, parts = (priority + self.eps) ** self.alpha, 0.0, [placement.slots_written(self.raw.device)]
+        if isinstance(placement, Run):
+            parts = [slice(first, first + rows) for first, _, rows in placement.parts()]
+            self.tree.set_run(placement.start, placement.rows, value)
+        else:
+            self.tree.set(parts[0], torch.empty_like(parts[0], dtype=torch.float64).fill_(value))
+        for part in parts:
+            if self.within:
+                replaced = max(replaced, self._largest_at(part))
+            raw[part] = priority
+            if self.hidden is not None:
+                self.hidden[part] = False
         self.track_largest(0.0, replaced, priority)
 
     def hide(self, slots: Tensor) -> None:

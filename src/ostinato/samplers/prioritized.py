@@ -247,17 +247,17 @@ class PrioritizedSampler(PrioritySampler):
 
     def record_rows(self, placement: Placement, priorities: Tensor | None, view: View) -> None:
         """Set the first priorities of rows just written. Cost: O(rows written)."""
-        if isinstance(placement, Run) and priorities is None:
-            column, end = self.column, placement.start + placement.rows
+        column = self.column
+        if priorities is None:
             default, known = column.default(view.device), column.rows
             self._tree_for(view)  # gives rows of new slots the default priority
-            if not (known <= placement.start and known < end <= view.rows):
-                self.column.fill(placement, default)  # the one before the write
+            new = isinstance(placement, Run) and known <= placement.start
+            if not (new and known < placement.start + placement.rows <= view.rows):
+                column.fill(placement, default)  # the one before the write
         else:
-            given = None if priorities is None else placement.of_rows_written(priorities)
-            self.set_priorities(placement.slots_written(view.device), given, view)
+            self.set_priorities(placement.slots_written(view.device), placement.of_rows_written(priorities), view)
         starts = None if view.episodes is None else self._starts(view)
-        if starts is None and self.column.hidden is None:
+        if starts is None and (priorities is None or column.hidden is None):
             return
         slots = placement.slots_written(view.device)  # which may have replaced rows that could not be drawn
         self._limit(slots, view)

@@ -109,6 +109,8 @@ class StorageColumn(ABC):
     """The stride of packed rows beside it is a multiple of so many bytes."""
     row_tensors: bool = True
     """Whether its values are a tensor `[n, *leaf.shape]`."""
+    native: Any = None
+    """What native calls write in its place; None if they cannot."""
     positions: Sequence[int]
     """Positions of its fields in the schema: leaves, then fields of Python objects."""
     path: Path | None = None
@@ -414,6 +416,12 @@ class Fields:
     def plain(self) -> bool:
         """Whether all fields are dense and in the schema."""
         return not self.kinds and not self.late.fields
+
+    @property
+    def native(self) -> list[Any] | None:
+        """What native calls write for each of `kinds`; None if they cannot write whole rows."""
+        found = [kind.native for kind in self.kinds]
+        return None if self.late.fields or None in found else found
 
     @property
     def _parts(self) -> list[StorageColumn | LateFields]:

@@ -614,8 +614,8 @@ class LazyMemmapStorage(LazyTensorStorage):
         _in_files.add(self)
         return self._mapped
 
-    def plain_table(self) -> tuple[Table, StoredRows] | None:
-        """Return table and counts; see `TensorStorage.plain_table`. None in a forked child, which must not write."""
+    def plain_table(self) -> tuple[Fields, StoredRows] | None:
+        """Return fields and counts; see `TensorStorage.plain_table`. None in a forked child, which must not write."""
         return super().plain_table() if os.getpid() == self._process else None
 
     def end_direct_writes(self) -> None:

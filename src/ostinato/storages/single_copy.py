@@ -201,7 +201,7 @@ class NativeExtraRows:
             """int32 `[capacity]`, read only: the extra row of each slot, `FOLLOWS` or `EMPTY`."""
         self._memory = memory
         self._chunk_rows = _chunk_rows(table.capacity)
-        self._native: Any = backend.native.SingleCopy(  # type: ignore[union-attr]  # the caller has checked
+        self.native: Any = backend.native.SingleCopy(  # type: ignore[union-attr]  # the caller has checked
             table.capacity, num_envs, self._chunk_rows, self.apart.data_ptr()
         )
         self._capacity = table.capacity
@@ -210,24 +210,24 @@ class NativeExtraRows:
         self._chunks: list[list[Tensor]] = []
         self._rooms: dict[tuple[int, ...], Room] = {}
         for column in table.columns:
-            self._native.guard(column.data_ptr(), column.stride(0) * column.itemsize * table.capacity)
+            self.native.guard(column.data_ptr(), column.stride(0) * column.itemsize * table.capacity)
         self._leaves = [table.schema.leaves[place] for place in places]
         self._sizes = [leaf.nbytes for leaf in self._leaves]
         for place, size in zip(places, self._sizes, strict=True):
             column = table.columns[place]
-            group = self._native.add_group(column.data_ptr(), row_stride(column), size)
-            self._native.add_field(group, 0, size)
-        self._native.clear()
+            group = self.native.add_group(column.data_ptr(), row_stride(column), size)
+            self.native.add_field(group, 0, size)
+        self.native.clear()
 
     @property
     def used(self) -> int:
         """Extra rows in use."""
-        return int(self._native.used)
+        return int(self.native.used)
 
     @property
     def nbytes(self) -> int:
         """Bytes of extra rows, `apart` and lists."""
-        return self.apart.nbytes + int(self._native.nbytes) + sum(x.nbytes for chunk in self._chunks for x in chunk)
+        return self.apart.nbytes + int(self.native.nbytes) + sum(x.nbytes for chunk in self._chunks for x in chunk)
 
     def compare(self, flat: Flat, pairs: Pairs, cursor: int) -> Comparison:
         """Compare a batch before it is written to the slots from the cursor on; one pass over its memory."""
@@ -238,7 +238,7 @@ class NativeExtraRows:
         rows = math.prod(flat.batch)
         flags = torch.empty(rows + min(self._num_envs, rows), dtype=torch.uint8, device="cpu")
         agree = flags.data_ptr()
-        need = self._native.compare(cursor, rows, obs, nexts, agree, agree + rows)
+        need = self.native.compare(cursor, rows, obs, nexts, agree, agree + rows)
         if need < 0:  # the rows lie in the memory of the table, or so close behind it that they seem to
             return self.compare(flat._replace(leaves=[x.clone() for x in flat.leaves], addresses=None), pairs, cursor)
         return Comparison(flat, nexts, flags, rows, need, cursor)
@@ -249,14 +249,14 @@ class NativeExtraRows:
         Raises:
             StorageMemoryError: if there is not enough; nothing has changed.
         """
-        while self._native.allocated - self._native.used < rows and self._native.allocated < self._capacity:
+        while self.native.allocated - self.native.used < rows and self.native.allocated < self._capacity:
             number = len(self._chunks)
             self._memory.check(self._chunk_rows * sum(self._sizes))
             chunk = [
                 self._memory.block(f"block-side{number}.{pair}.bin", self._chunk_rows * size)
                 for pair, size in enumerate(self._sizes)
             ]
-            self._native.add_chunk([block.data_ptr() for block in chunk])
+            self.native.add_chunk([block.data_ptr() for block in chunk])
             self._chunks.append(chunk)
 
     def detach_run(self, run: Run, found: Comparison) -> None:
@@ -264,31 +264,31 @@ class NativeExtraRows:
 
         There are some after edits, or where the run does not continue the last one.
         """
-        lacking = self._native.detach_run(run.start, run.rows, found.need)
+        lacking = self.native.detach_run(run.start, run.rows, found.need)
         if lacking:
-            self.reserve(self._native.allocated - self._native.used + lacking)
-            self._native.detach_run(run.start, run.rows, found.need)
+            self.reserve(self.native.allocated - self.native.used + lacking)
+            self.native.detach_run(run.start, run.rows, found.need)
 
     def link_run(self, run: Run, found: Comparison) -> None:
         """After a run was written: record where its next observations are, and fill the extra rows that it needs."""
         expected = (run.start - run.skip) % run.capacity == found.cursor and not run.skip
         agree = found.flags.data_ptr()
         relink = agree + found.rows if expected else 0
-        self._native.link_run(run.start, run.rows, run.skip, found.nexts, agree, relink)
+        self.native.link_run(run.start, run.rows, run.skip, found.nexts, agree, relink)
 
     def put(self, slots: Tensor, nexts: Sequence[Tensor]) -> None:
         """Store `nexts` `[n, *shape]` in extra rows of `slots` (int64 `[n]`, on the CPU, distinct)."""
         if slots.numel():
             dense = [value.contiguous() for value in nexts]
-            self._native.set_rows(slots.data_ptr(), slots.shape[0], _addresses(dense))
+            self.native.set_rows(slots.data_ptr(), slots.shape[0], _addresses(dense))
 
     def drop(self, slots: Tensor) -> None:
         """Free the extra rows of slots: their next observations are the ones that follow."""
-        self._native.link_rows(slots.data_ptr(), slots.shape[0])
+        self.native.link_rows(slots.data_ptr(), slots.shape[0])
 
     def reset(self, rows: int) -> None:
         """Free all extra rows; the slots `[0, rows)` have next observations that follow, the others are empty."""
-        self._native.clear()
+        self.native.clear()
         self.apart[:rows] = FOLLOWS
 
     def read(self, pairs: Sequence[int], slots: Tensor, *, pin: bool = False) -> list[Tensor]:
@@ -305,7 +305,7 @@ class NativeExtraRows:
             self._rooms[key] = room = Room([(leaf.shape, leaf.dtype) for leaf in leaves])
         rows = slots.shape[0]
         out = room.make(rows, pin=pin)
-        self._native.gather(list(pairs), slots.data_ptr(), 0, rows, _addresses(out))
+        self.native.gather(list(pairs), slots.data_ptr(), 0, rows, _addresses(out))
         return out
 
 
@@ -477,6 +477,12 @@ class NextColumns(StorageColumn):
     def allocate(self) -> None:
         """Begin without rows."""
         self.clear()
+
+    @property
+    def native(self) -> tuple[Any, list[tuple[int, int]]] | None:  # type: ignore[override]
+        """The extra rows in the native extension, and the pairs of fields; None of others."""
+        extra = self._extra
+        return (extra.native, list(self._pairs)) if isinstance(extra, NativeExtraRows) else None
 
     @property
     def nbytes(self) -> int:

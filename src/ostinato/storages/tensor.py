@@ -220,15 +220,15 @@ class TensorStorage(Storage):
     def writes(self, count: int) -> None:
         self._at.writes = count
 
-    def plain_table(self) -> tuple[Table, StoredRows] | None:
-        """Return table and counts if a write now only changes rows of the table: native calls may do it then.
+    def plain_table(self) -> tuple[Fields, StoredRows] | None:
+        """Return fields and counts if a write now only changes rows: native calls may do it then.
 
         None if something else follows the rows: fields of Python objects or that were added later, files that describe
         them, a budget.
         """
         table, at = self._table, self._at
-        at.plain = table is not None and table.plain and not (self.budget or self._flushed)
-        return (table.dense, at) if table is not None and at.plain else None
+        at.plain = table is not None and table.native is not None and not (self.budget or self._flushed)
+        return (table, at) if table is not None and at.plain else None
 
     @property
     def dense(self) -> Table | None:  # type: ignore[override]

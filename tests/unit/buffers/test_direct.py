@@ -16,6 +16,7 @@ from ostinato import (
     LazyMemmapStorage,
     LazyTensorStorage,
     NStep,
+    PrioritizedSampler,
     RandomSampler,
     RateLimiter,
     ReplayBuffer,
@@ -61,6 +62,8 @@ def as_tensors(data: dict[str, np.ndarray[Any, Any]]) -> dict[str, Any]:
 PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "memory": dict,
     "mapped": dict,
+    "single copy": dict,
+    "single copy, mapped, slices": lambda: {"sampler": SliceSampler(slice_len=3, end_key="done")},
     "slices of one length": lambda: {"sampler": SliceSampler(slice_len=3, end_key="done")},
     "number of slices": lambda: {"sampler": SliceSampler(num_slices=2, end_keys=["done", "truncated"])},
     "n-step": lambda: {"sample_unit": NStep(3, 0.5)},
@@ -70,6 +73,8 @@ PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "frames": lambda: {"sample_unit": FrameStack(3, ["image"], merge=True)},
     "frames without next": lambda: {"sample_unit": FrameStack(2, ["obs"])},
     "episodes alone": lambda: {"episodes": Episodes()},
+    "a mask": lambda: {"episodes": Episodes(end_key="truncated", mask_key="done")},
+    "numbers of episodes": lambda: {"sampler": SliceSampler(slice_len=2, traj_key="action")},
     "versions": lambda: {"version_key": "action"},
     "rate limiter": lambda: {"rate_limiter": RateLimiter(2, 200, 4, timeout_s=0)},
     "transforms": lambda: {"transform": Compose(RewardScale(2.0), Cast(torch.float32, "image", stored=torch.uint8))},
@@ -80,7 +85,8 @@ WRITTEN_IN_GENERAL = {"remover"}
 
 
 def make(parts: str) -> ReplayBuffer:
-    storage = LazyMemmapStorage(CAPACITY) if parts == "mapped" else LazyTensorStorage(CAPACITY)
+    kind: Any = LazyMemmapStorage if "mapped" in parts else LazyTensorStorage
+    storage = kind(CAPACITY, single_copy={"next_image": "image"} if "single copy" in parts else False)
     return ReplayBuffer(storage=storage, batch_size=6, generator=seeded(3), **PARTS[parts]())
 
 
@@ -91,6 +97,8 @@ class Forms(Program):
         super().__init__(buffer, seed, 1)
         self.numbers = np.random.default_rng(len(seed))
         self.used = 0
+        self.follows = rows(self.numbers, 1)["image"][0] if "single copy" in seed else None
+        """The next observation of the last row."""
         self.nested = "TensorDicts" in seed
         """Whether the first rows are TensorDicts."""
 
@@ -100,6 +108,12 @@ class Forms(Program):
 
     def rows(self, count: int) -> Any:
         data = rows(self.numbers, count)
+        if self.follows is not None:
+            data["image"][0] = self.follows
+            data["next_image"][:-1] = np.where(
+                data["done"][:-1, None, None], data["next_image"][:-1], data["image"][1:]
+            )
+            self.follows = data["next_image"][-1].copy()
         tensors = as_tensors(data)
         if not self.buffer.storage.laid_out:
             return TensorDict(tensors, batch_size=[count]) if self.nested else tensors
@@ -179,23 +193,90 @@ def test_ordinary_options_have_direct_calls() -> None:
         assert found is not None
         assert found.extend(rows(rng, 3)) is not None
         assert found.add({key: value[0] for key, value in rows(rng, 1).items()}) is not None
-        assert (found.sample(6) is None) == (parts in {"episodes alone", "rate limiter"})
+        general = parts in {"episodes alone", "rate limiter", "a mask"} or "single copy" in parts
+        assert (found.sample(6) is None) == general
 
 
-def test_steps_of_environments_have_direct_calls() -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(12, ndim=2), batch_size=4)
-    rb.extend({"obs": torch.arange(6.0).reshape(3, 2)})
-    step = {"obs": torch.tensor([10.0, 11.0, 12.0])}
-    calls = rb._engine.direct
-    assert calls is not None
-    assert calls.width == 3
-    assert rb.add(step).tolist() == [[2, 0], [2, 1], [2, 2]]
-    assert calls.add(step) == 9
-    assert calls.add({"obs": torch.zeros(2)}) is None
-    assert calls.add({"obs": torch.zeros(6)}) is None
-    assert rb.add(TensorDict(step, [3])).tolist() == [[0, 0], [0, 1], [0, 2]]
-    assert rb[:]["obs"].tolist() == [[10, 1, 10, 10], [11, 3, 11, 11], [12, 5, 12, 12]]
-    assert rb._engine.direct is calls
+@pytest.mark.parametrize("dim_extend", [0, 1])
+@pytest.mark.parametrize("environments", [1, 3])
+def test_steps_of_environments_have_direct_calls(dim_extend: int, environments: int) -> None:
+    found: list[Any] = []
+    for way in WAYS:
+        given, rng = [], np.random.default_rng(environments)
+        with use_backend(way):
+            rb = ReplayBuffer(storage=LazyTensorStorage(5 * environments, ndim=2), dim_extend=dim_extend, batch_size=4)
+            for call in range(40):
+                steps = int(rng.integers(1, 8))
+                shape = (environments, steps) if dim_extend else (steps, environments)
+                data = {"obs": rng.random((*shape, 2)), "flag": rng.random(shape) < 0.5}
+                calls = rb._engine.direct
+                assert (calls is not None) == (way == "native" and call > 0)
+                given.append(rb.extend(TensorDict(as_tensors(data), shape) if call % 2 else data).tolist())
+                step = {
+                    key: np.ascontiguousarray(value[:, 0] if dim_extend else value[0]) for key, value in data.items()
+                }
+                given += [rb.add(step).tolist(), rb[:]["obs"].tolist(), rb[:]["flag"].tolist(), rb.cursor]
+                if calls is not None:
+                    assert calls is rb._engine.direct
+                    assert calls.lead == 2
+                    wrong = {key: np.concatenate([value, value]) for key, value in step.items()}
+                    assert calls.add(wrong) is None
+        found.append(given)
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("parts", ["a mask", "slices of one length", "memory"])
+def test_episodes_of_views_follow_direct_writes(parts: str) -> None:
+    found: list[Any] = []
+    for way in WAYS:
+        given, rng = [], np.random.default_rng(2)
+        with use_backend(way):
+            rb = make(parts)
+            rb.extend(rows(rng, 30))
+            views = [rb.view(sample_unit=NStep(3, 0.5), generator=seeded(4)), rb.view(generator=seeded(5))]
+            for handle in (rb, *views) * 8:
+                rb.extend(rows(rng, 7))  # a look at the first rows of windows may be due
+                direct = rb._engine.direct
+                if direct is None or len(given) < 9:
+                    handle.extend(rows(rng, 2))
+                else:
+                    assert direct.extend(rows(rng, 2)) is not None
+                given.append(bits(handle.sample(return_info=True)))
+            assert (rb._engine.direct is not None) == (way == "native")
+        found.append(given)
+    assert found[0] == found[1]
+
+
+ORDERS: dict[str, Callable[[ReplayBuffer], Any]] = {
+    "deleted": lambda rb: rb.delete([3, 8]),
+    "edited": lambda rb: rb.set_at_("action", torch.tensor([1, 2]), [3, 8]),
+    "cursor moved": lambda rb: rb._engine.store.move_cursor(5),
+    "lifo": lambda rb: rb,
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_rows_that_are_not_in_ring_order_have_direct_calls(order: str) -> None:
+    """After some writes in Python, while free slots and the order of the others are looked up."""
+    found: list[Any] = []
+    for way in WAYS:
+        with use_backend(way):
+            sampler = PrioritizedSampler(CAPACITY, 0.6, 0.4)
+            options: dict[str, Any] = {"remover": "lifo"} if order == "lifo" else {}
+            rb = ReplayBuffer(storage=LazyTensorStorage(CAPACITY), sampler=sampler, generator=seeded(1), **options)
+            rb.extend(rows(np.random.default_rng(0), CAPACITY + 5))
+            rb.sample(4)
+            program, used = Forms(rb, order), 0
+            ORDERS[order](rb)
+            for call in range(60):
+                program.call("add" if call % 3 else "extend")
+                used += bool(rb._engine.direct)
+                program.call("sample")
+                program.call("update")
+                program.given.append(rb._engine.ring.arrivals(torch.arange(CAPACITY)).tolist())
+            assert used > 20 or way == "torch"
+            found.append(program.given)
+    assert found[0] == found[1]
 
 
 def test_a_batch_whose_transform_raises_is_not_counted() -> None:

@@ -136,8 +136,8 @@ class EpisodeTable:
 
     @property
     def native(self) -> NativeEpisodes | None:
-        """The native table, for native calls; None without the extension."""
-        return None if isinstance(self._rows, NumpyEpisodes) else self._rows
+        """The native table, for native calls; None without the extension, and if more is computed with each write."""
+        return None if isinstance(self._rows, NumpyEpisodes) or self._moved is not None else self._rows
 
     @property
     def rows(self) -> int:

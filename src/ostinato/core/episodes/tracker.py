@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, final
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, final
 
 import torch
 from torch import Tensor
@@ -343,18 +343,25 @@ class EpisodeTracker:
         self._runs = _Runs()
 
     @property
-    def native_table(self) -> NativeEpisodes | None:
-        """The native table of the rows present; None without the extension, or before the rows are read again."""
-        return None if self._table is None else self._table.native
+    def native_table(self) -> NativeEpisodes | Literal[False] | None:
+        """The native table of the rows present; None before the rows are read again, False if it is not native."""
+        return None if self._table is None else self._table.native or False
 
-    def flags_read(self, storage: TrackedRows) -> list[int] | None:
-        """Return the positions of the fields that are read, if these are flags of one bool per row; else None."""
+    def fields_read(self, storage: TrackedRows) -> tuple[list[int], int, int] | None:
+        """Return the positions of the end fields, of the number of the episode and of the mask, -1 for none.
+
+        None if these are not one bool per row, of the number one int64, or if more is read.
+        """
         if self.wanted.fixed or storage.schema is None:
             return None
-        resolved, leaves = self._resolve(storage), storage.schema.leaves
-        positions = [storage.schema.find(path) for path in resolved.paths]
-        plain = all(leaves[i].dtype is torch.bool and leaves[i].nbytes == 1 for i in positions)
-        return positions if plain and len(positions) == len(resolved.end_paths) else None
+        resolved, schema = self._resolve(storage), storage.schema
+        found = {path: schema.find(path) for path in resolved.paths}
+        for path, position in found.items():
+            leaf, dtype = schema.leaves[position], torch.int64 if path == resolved.traj_path else torch.bool
+            if leaf.dtype is not dtype or leaf.nbytes != dtype.itemsize or path == resolved.step_path:
+                return None
+        ids, mask = (-1 if path is None else found[path] for path in (resolved.traj_path, resolved.mask_path))
+        return None if resolved.fixed else ([found[path] for path in resolved.end_paths], ids, mask)
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
