@@ -100,12 +100,6 @@ class Cell:
         free = "RoundRobin" in self.writer and "ndim=2" not in self.storage and "single_copy" not in self.storage
         return None if free else "slots"
 
-    @property
-    def law(self) -> str:
-        """The law by which it draws."""
-        among = ", among whole windows" if self.unit == "SequenceUnit, strict" else ""
-        return f"{SAMPLERS[self.sampler].law}{among}"
-
 
 CELLS = [Cell(s, u, st, w) for st in STORAGES for w in WRITERS for s in SAMPLERS for u in UNITS]
 
@@ -162,9 +156,8 @@ def page() -> str:
         "",
         f"This page has all {len(CELLS):,} combinations. Follow the link of your storage and writer, then take the row",
         "of the [sampler](sampling.md#choose-a-sampler) and the column of the",
-        "[unit](sampling.md#what-does-each-drawn-row-become): the cell gives the distribution of the draws, or the",
-        "reason why it raises. `make test-all` runs all of them, and the page is generated from these rules",
-        "(`python -m tests.combinations`).",
+        "[unit](sampling.md#what-does-each-drawn-row-become): the cell says *yes*, or the reason why it raises.",
+        "`make test-all` runs all of them. The page is generated from these rules (`python -m tests.combinations`).",
         "",
         "## Choose a storage and a writer",
         "",
@@ -175,6 +168,14 @@ def page() -> str:
         "| raises | why |",
         "|---|---|",
         *(f"| `{name}` | {text} |" for name, text in REASONS.items()),
+        "",
+        "## What is drawn",
+        "",
+        "A strict `SequenceUnit` leaves only the rows that begin a whole window.",
+        "",
+        "| sampler | draws |",
+        "|---|---|",
+        *(f"| {name} | {part.law} |" for name, part in SAMPLERS.items()),
         "",
     ]
     for title, pairs in sections.items():
@@ -223,10 +224,13 @@ def _choices(sections: dict[str, list[tuple[str, str]]]) -> list[str]:
 
 
 def _table(storage: str, writer: str) -> str:
-    lines = [f"| | {' | '.join(UNITS)} |", "|---" * (len(UNITS) + 1) + "|"]
+    """Return the table of a storage and a writer: samplers with equal cells share a row."""
+    rows: dict[str, list[str]] = {}
     for sampler in SAMPLERS:
         cells = [Cell(sampler, unit, storage, writer) for unit in UNITS]
-        lines.append(f"| {sampler} | {' | '.join(f'`{c.refusal}`' if c.refusal else c.law for c in cells)} |")
+        rows.setdefault(" | ".join(f"`{c.refusal}`" if c.refusal else "yes" for c in cells), []).append(sampler)
+    lines = [f"| | {' | '.join(UNITS)} |", "|---" * (len(UNITS) + 1) + "|"]
+    lines += [f"| {'; '.join(samplers)} | {cells} |" for cells, samplers in rows.items()]
     return "\n".join(lines)
 
 

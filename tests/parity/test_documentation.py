@@ -98,12 +98,9 @@ def _arguments(cls: Any) -> list[str]:
 
 def test_every_argument_stands_in_the_page_with_what_it_does() -> None:
     tables: dict[str, dict[str, str]] = {}
-    pattern = r"(?:### (\w+)|\| `(\w+)` \| (supported|no effect|raises) \| .+ \|)"
-    for title, argument, word in _chapter("Constructor arguments", pattern):
-        if title:
-            name = title
-        else:
-            tables.setdefault(name, {})[argument] = word
+    for name, *cells in _chapter("Constructor arguments", r"\| `(\w+)` \| ([^|]*) \| ([^|]*) \| ([^|]*) \|"):
+        for word, cell in zip(("supported", "no effect", "raises"), cells, strict=True):
+            tables.setdefault(name, {}).update(dict.fromkeys(re.findall(r"`(\w+)`", cell), word))
     assert len(tables) >= 40
     for name, words in tables.items():
         theirs = ["replacement"] if name == "RandomSampler" else _arguments(getattr(THEIRS, name))  # taken, not shown

@@ -12,7 +12,7 @@ from ostinato import Sampler, SampleUnit, Writer
 from ostinato.samplers import SamplerEnsemble
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = sorted((DOCS / "samplers").glob("*.md"))
+PAGES = [*sorted((DOCS / "samplers").glob("*.md")), DOCS / "mixing.md"]
 BASES = {"Sampler", "SampleUnit", "Writer", "WriterEnsemble"}
 """Base classes, which docs/extending.md is about, and a part that users never make."""
 
