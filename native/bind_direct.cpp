@@ -178,6 +178,7 @@ void bind_direct(nb::module_& m) {
         .def_prop_ro("is_open", &Direct::is_open, "Whether calls may apply.")
         .def_prop_ro("has_more_info", &Direct::has_more_info,
                      "Whether batches have more info than `sample` returns: slices, and windows of units.")
+        .def_prop_ro("by_path", &Direct::by_path, "Whether fields of rows have paths as keys.")
         .def_prop_ro("lead", &Direct::lead, "Dimensions of the batch of `extend`; `add` has one less.")
         .def("close", &Direct::close, "Let every call return None from now on: parts of the buffer change.")
         .def("add", &Direct::add, "rows"_a.none(), nb::sig("def add(self, rows: typing.Any) -> int | None"),

@@ -134,6 +134,12 @@ public:
     /// Whether a batch has more info than `sample` returns.
     bool has_more_info() const { return windows_ != nullptr; }
 
+    /// Whether fields of rows have paths as keys: the rows are nested.
+    bool by_path() const {
+        return PyTuple_Check(parts_.keys.ptr()) && PyTuple_Size(parts_.keys.ptr()) > 0 &&
+               PyTuple_Check(PyTuple_GetItem(parts_.keys.ptr(), 0));
+    }
+
     /// Dimensions of the batch of `extend`; `add` has one less.
     int lead() const { return parts_.width > 0 ? 2 : 1; }
 

@@ -76,7 +76,7 @@ def find_direct(engine: Reader, *, draws: bool, bare: bool, env_first: bool) -> 
         stored,
         engine.counts,
         engine.store.counts,
-        _keys(schema),
+        schema.keys,
         torch,
         engine.generator,
         _CPU,
@@ -105,7 +105,7 @@ def _plain_table(engine: Reader) -> tuple[Fields, Any, Schema] | None:
     """Return fields, counts and schema of a storage whose rows native calls can write; None of others."""
     storage = engine.storage
     schema, found = storage.schema, storage.plain_table() if _is_known(storage) else None
-    if found is None or schema is None or not schema.is_flat or not engine.store.settled:
+    if found is None or schema is None or not schema.is_plain or not engine.store.settled:
         return None
     fields, stored = found
     return None if fields.dense.batches is None else (fields, stored, schema)
@@ -220,16 +220,19 @@ def _follows_reports(observer: Observer) -> bool:
     return type(observer).reported is not Observer.reported
 
 
-def _keys(schema: Schema) -> tuple[Any, ...] | None:
-    """Return the keys of a row in the order of the leaves; None for rows that are single tensors."""
-    return None if schema.tree is None else tuple(leaf.path[0] for leaf in schema.leaves)
-
-
-def direct_rows(data: Any, lead: int) -> Any:
+def direct_rows(data: Any, lead: int, *, by_path: bool = False) -> Any:
     """Return rows as direct calls read them: the fields of a TensorDict whose batch has `lead` dimensions as a dict.
 
     Other data is returned unchanged, and so is a TensorDict of another batch, which the calls do not take.
+
+    Args:
+        data: the rows.
+        lead: dimensions of the batch.
+        by_path: whether keys are paths: the rows are nested dicts or TensorDicts.
     """
-    if type(data) is dict or not kinds.is_tensordict(data) or data.batch_dims != lead:
+    is_dict = type(data) is dict
+    if not is_dict and (not kinds.is_tensordict(data) or data.batch_dims != lead):
         return data
-    return kinds.fields_of(data)
+    if by_path:
+        return kinds.fields_by_path(data) if is_dict or kinds.is_plain_tensordict(data) else None
+    return data if is_dict else kinds.fields_of(data)

@@ -75,7 +75,7 @@ def _windows_of(
         if schema.kind not in {"dict", "tensordict"} or len(summed) != 1:
             return None
         roles = [_ANCHORS, *[_OTHERS if source.weights is None else _ROWS for source in sources[1:]]]
-        keys = (*(leaf.path[0] for leaf in schema.leaves), "steps_to_next_obs", "gamma")
+        keys = (*(schema.keys or ()), "steps_to_next_obs", "gamma")
         powers = partial(unit.powers, summed[0].dtype)
         return native.DirectWindows(registration.reader, templates, roles, keys, powers, 0)  # type: ignore[no-any-return]
     if unit.k == 1:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
+from ostinato.buffers.direct import direct_rows
 from ostinato.core import kinds
 from ostinato.core.kinds import show_field
 from ostinato.errors import KindError, SchemaError
@@ -33,7 +34,7 @@ def fill_direct(direct: Direct, schema: Schema, out: Any, size: int) -> tuple[An
     Raises:
         SchemaError: see `fill`; nothing is drawn.
     """
-    fields = kinds.fields_of(out) if schema.kind == "tensordict" and kinds.is_tensordict(out) else out
+    fields = direct_rows(out, 1, by_path=direct.by_path) if direct.by_path or schema.kind == "tensordict" else out
     targets: list[Any] = list(fields.values()) if type(fields) is dict else [fields]
     if not _are_writable(targets):
         return None

@@ -301,7 +301,9 @@ class ReplayBuffer(Sampling):
         direct = self._engine.direct
         if direct is None:
             return None
-        return (direct.extend if lead else direct.add)(self._direct_rows(data, direct.lead - 1 + lead))
+        return (direct.extend if lead else direct.add)(
+            self._direct_rows(data, direct.lead - 1 + lead, by_path=direct.by_path)
+        )
 
     def _warn_of_batch(self, data: Any) -> None:
         if kinds.is_tensor_collection(data) and data.batch_dims >= self.storage.ndim:
@@ -448,11 +450,14 @@ class ReplayBuffer(Sampling):
                 engine.direct = find_direct(engine, draws=draws, bare=bare, env_first=self._swapped)
             engine.direct_tried = engine.storage.laid_out and not engine.pending
 
-    def _direct_rows(self, data: Any, lead: int) -> Any:
+    def _direct_rows(self, data: Any, lead: int, *, by_path: bool) -> Any:
         """Return rows as direct calls read them, unchanged by transforms, if `_accept` would accept them; else None."""
         if type(data) is dict:
-            return None if self._engine.store.writer.collections_only else data
-        return direct_rows(data, lead)
+            if self._engine.store.writer.collections_only:
+                return None
+            if not by_path:
+                return data
+        return direct_rows(data, lead, by_path=by_path)
 
     def _accept(self, data: Any) -> Any:
         """Apply the inverse transforms, and check that the writer takes such data; subclasses check more.

@@ -116,7 +116,7 @@ class Sampling(Saving):
     def _presented(self, found: tuple[Any, ...], schema: Schema | None, size: int, *, return_info: bool) -> Any:
         """Return a batch of a direct call as rows of the schema were put in, with its info if that is asked for."""
         batch = found[0]
-        if schema is not None and schema.kind == "tensordict":
+        if schema is not None and (schema.nested or schema.kind == "tensordict"):
             tensors, stored = list(batch.values()), len(schema.leaves)
             batch = schema.build(tensors[:stored], (size,), _CPU)
             if len(tensors) > stored:  # fields that a unit adds

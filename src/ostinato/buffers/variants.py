@@ -93,8 +93,8 @@ class TensorDictReplayBuffer(ReplayBuffer):
         rows = [_without_own(row, own) for row in data] if type(data) is list else _without_own(data, own)
         return self._transform.inv(rows) if self._transform else rows
 
-    def _direct_rows(self, data: Any, lead: int) -> Any:
-        return direct_rows(data, lead) if kinds.is_tensordict(data) else None
+    def _direct_rows(self, data: Any, lead: int, *, by_path: bool) -> Any:
+        return direct_rows(data, lead, by_path=by_path) if kinds.is_tensordict(data) else None
 
     def sample(
         self,

@@ -305,6 +305,18 @@ def make_objects(node: Node, values: np.ndarray[Any, Any]) -> Any:
     return tensordict.NonTensorStack(*(make_objects(node, part) for part in values))
 
 
+def fields_by_path(data: Any, path: tuple[Hashable, ...] = ()) -> dict[tuple[Hashable, ...], Any]:
+    """Return the fields of nested dicts and TensorDicts in memory by their paths; other things are fields."""
+    plain = getattr(sys.modules.get("tensordict"), "TensorDict", dict)
+    found: dict[tuple[Hashable, ...], Any] = {}
+    for key, value in data.items():
+        if type(value) is dict or type(value) is plain:
+            found |= fields_by_path(value, (*path, key))
+        else:
+            found[*path, key] = value
+    return found
+
+
 def make(node: Node, children: Sequence[Any], batch: tuple[int, ...], device: torch.device) -> Any:
     """Build one level of nested data: the inverse of `open_node`.
 

@@ -112,7 +112,10 @@ class Schema:
         "_seen",
         "_warned",
         "column_names",
+        "is_plain",
+        "keys",
         "leaves",
+        "nested",
         "objects",
         "tree",
     )
@@ -130,6 +133,12 @@ class Schema:
         if isinstance(tree, tuple) and self._flat and tree[0].kind in _MAPPINGS:
             keys = tree[0].keys
             self._get = itemgetter(*keys) if len(keys) > 1 else lambda fields: (fields[keys[0]],)
+        self.is_plain = tree is None or (not self._no_tensors and _holds_mappings(tree))
+        """Whether a row is one tensor, or dicts and TensorDicts of tensors, without batch dimensions of their own."""
+        self.nested = self.is_plain and not self._flat and tree is not None
+        """Whether such a row has several levels."""
+        self.keys = None if tree is None else tuple(x.path if self.nested else x.path[0] for x in self.leaves)
+        """Keys of the leaves where rows are one dict of tensors: names, or paths if they are nested."""
         self._complex = any(leaf.dtype.is_complex for leaf in leaves)  # a conjugate view shares memory it must not
         self._dtypes = [leaf.dtype for leaf in leaves]
         self._seen = _Seen(None, -1, (), [])
@@ -156,13 +165,6 @@ class Schema:
     def kind(self) -> str:
         """Kind of the root: `tensor`, `dict`, `list`, `tuple`, `namedtuple`, `tensordict` or `tensorclass`."""
         return "tensor" if self.tree is None or isinstance(self.tree, str) else self.tree[0].kind
-
-    @property
-    def is_flat(self) -> bool:
-        """Whether a row is one tensor, or a dict or TensorDict of tensors without batch dimensions of its own."""
-        if self.tree is None:
-            return True
-        return self._get is not None and not self.objects and not self.tree[0].extra  # type: ignore[union-attr]
 
     @property
     def nbytes(self) -> int:
@@ -493,6 +495,13 @@ def _build(tree: _Tree, leaves: Any, objects: Any, batch: tuple[int, ...], devic
         for subtree in subtrees
     ]
     return kinds.make(node, children, batch, device)
+
+
+def _holds_mappings(tree: _Tree) -> bool:
+    """Whether all nodes of a tree are dicts, or TensorDicts without batch dimensions of their own, of tensors."""
+    if not isinstance(tree, tuple):
+        return tree is None
+    return tree[0].kind in _MAPPINGS and not tree[0].extra and all(map(_holds_mappings, tree[1]))
 
 
 def _mismatch(leaf: Leaf, tensor: Tensor, batch: tuple[int, ...]) -> str:

@@ -59,6 +59,12 @@ def as_tensors(data: dict[str, np.ndarray[Any, Any]]) -> dict[str, Any]:
     return {key: torch.from_numpy(np.array(value)) for key, value in data.items()}
 
 
+def nest(data: dict[str, Any]) -> dict[str, Any]:
+    """Rows with a level of their own for what comes after the step."""
+    after = {key.removeprefix("next_"): value for key, value in data.items() if key.startswith("next_")}
+    return {**{key: value for key, value in data.items() if not key.startswith("next_")}, "next": after}
+
+
 PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "memory": dict,
     "mapped": dict,
@@ -69,6 +75,10 @@ PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "n-step": lambda: {"sample_unit": NStep(3, 0.5)},
     "n-step, TensorDicts": lambda: {"sample_unit": NStep(3, 0.5)},
     "slices, TensorDicts": lambda: {"sampler": SliceSampler(slice_len=3, end_key="done")},
+    "nested": dict,
+    "nested, TensorDicts": lambda: {"sampler": PrioritizedSampler(CAPACITY, 0.7, 0.5)},
+    "nested, single copy, TensorDicts": dict,
+    "nested, n-step, TensorDicts": lambda: {"sample_unit": NStep(3, 0.5)},
     "n-step, float64": lambda: {"sample_unit": NStep(4, 0.5, reward_key="exact", next_keys=["done"])},
     "frames": lambda: {"sample_unit": FrameStack(3, ["image"], merge=True)},
     "frames without next": lambda: {"sample_unit": FrameStack(2, ["obs"])},
@@ -86,7 +96,8 @@ WRITTEN_IN_GENERAL = {"remover"}
 
 def make(parts: str) -> ReplayBuffer:
     kind: Any = LazyMemmapStorage if "mapped" in parts else LazyTensorStorage
-    storage = kind(CAPACITY, single_copy={"next_image": "image"} if "single copy" in parts else False)
+    pair: Any = {("next", "image") if "nested" in parts else "next_image": "image"}
+    storage = kind(CAPACITY, single_copy=pair if "single copy" in parts else False)
     return ReplayBuffer(storage=storage, batch_size=6, generator=seeded(3), **PARTS[parts]())
 
 
@@ -99,8 +110,10 @@ class Forms(Program):
         self.used = 0
         self.follows = rows(self.numbers, 1)["image"][0] if "single copy" in seed else None
         """The next observation of the last row."""
-        self.nested = "TensorDicts" in seed
+        self.as_tensordicts = "TensorDicts" in seed
         """Whether the first rows are TensorDicts."""
+        self.form = nest if "nested" in seed else dict
+        """What makes the levels of the rows."""
 
     def call(self, name: str) -> None:
         self.used += self.buffer._engine.direct is not None
@@ -114,13 +127,13 @@ class Forms(Program):
                 data["done"][:-1, None, None], data["next_image"][:-1], data["image"][1:]
             )
             self.follows = data["next_image"][-1].copy()
-        tensors = as_tensors(data)
+        tensors, data = self.form(as_tensors(data)), self.form(data)
         if not self.buffer.storage.laid_out:
-            return TensorDict(tensors, batch_size=[count]) if self.nested else tensors
+            return TensorDict(tensors, batch_size=[count]) if self.as_tensordicts else tensors
         forms: list[Any] = [
             *(tensors, data, tensors, data),
             TensorDict(tensors, batch_size=[count]),
-            {key: np.asfortranarray(value) for key, value in data.items()},
+            {**data, "obs": np.asfortranarray(data["obs"]), "image": np.asfortranarray(data["image"])},
             {**data, "reward": data["reward"].astype(np.float64) * self.random.choice([1.0, BIG, 1e60])},
         ]
         refused: list[Any] = [
@@ -132,9 +145,12 @@ class Forms(Program):
         return self.random.choice([*forms, self.random.choice(refused)])
 
     def add(self) -> Any:
-        one = {key: value[0] for key, value in rows(self.numbers, 1).items()}
+        one = self.form({key: value[0] for key, value in rows(self.numbers, 1).items()})
+        tensors = self.form(as_tensors({key: value[0] for key, value in rows(self.numbers, 1).items()}))
         numbers = {**one, "reward": self.random.choice([3, BIG, 1e60]), "done": True, "action": 7}
-        return self.buffer.add(self.random.choice([as_tensors(one), one, numbers, {**one, "obs": [0.0, 1.0, 2.0]}]))
+        return self.buffer.add(
+            self.random.choice([tensors, TensorDict(tensors), one, numbers, {**one, "obs": [0.0, 1.0, 2.0]}])
+        )
 
     def edit(self) -> Any:
         """Rows that are edited or deleted end direct calls until the buffer is emptied."""
@@ -229,7 +245,8 @@ def test_steps_of_environments_have_direct_calls(dim_extend: int, environments: 
 def test_episodes_of_views_follow_direct_writes(parts: str) -> None:
     found: list[Any] = []
     for way in WAYS:
-        given, rng = [], np.random.default_rng(2)
+        given: list[Any] = []
+        rng = np.random.default_rng(2)
         with use_backend(way):
             rb = make(parts)
             rb.extend(rows(rng, 30))
