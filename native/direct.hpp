@@ -315,6 +315,10 @@ private:
             if (across) to.pick_across(lead[0], lead[1]);
             return;
         }
+        if (n == 1) {  // any slot is a run
+            to.run = {turns_[ring_->turn % turns_count_], 1, 0};
+            return;
+        }
         to.run.skip = std::max<std::int64_t>(n - turns_count_, 0);
         to.run.rows = n - to.run.skip;
         std::int64_t at = (ring_->turn + to.run.skip) % turns_count_;

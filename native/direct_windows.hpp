@@ -157,12 +157,16 @@ public:
     template <typename Numbers>
     bool draw(const Episodes& table, std::int64_t rows, std::int64_t n, Numbers numbers,
               DrawnWindows& out) const {
-        if (table.present() != rows || table.rows() != rows) return false;  // some rows may not be drawn
+        const bool all = table.rows() == rows;  // else some are masked
+        if (table.present() != rows || (!all && kind_ == Kind::slices)) return false;
         std::int64_t count = 0;
         if (kind_ != Kind::slices) {
-            const nb::object drawn = numbers(rows, n);
+            const std::int64_t starts = all ? 0 : table.find_need(1);
+            if (!all && (starts < 0 || table.start_rows(starts) == 0)) return false;
+            const nb::object drawn = numbers(all ? rows : kTop, n);
             const std::int64_t* const slots = slots_of(drawn, count);
             out.anchors.assign(slots, slots + count);
+            if (!all) table.draw(starts, slots, count, out.anchors.data());
             find(table, out);
             return true;
         }

@@ -147,7 +147,7 @@ def _may_draw(engine: Reader, windows: DirectWindows | None) -> bool:
     if engine.store.pin or engine.pending or engine.source.collate is not None:
         return False
     if windows is not None or engine.tracker is not None:
-        return windows is not None and not engine.writer.tracks_generations
+        return windows is not None  # generations are info, which general calls return
     if engine.unit is not None or engine.writer.tracks_generations:
         return False
     sampler = engine.sampler

@@ -492,46 +492,55 @@ class PriorityColumn:
 
     def fill(self, placement: Placement, priority: float | Tensor) -> None:
         """Give rows one priority above 0, and show them; the sampler hides those that may not be drawn."""
-        # numpy keeps the GIL for runs as short as most are: another thread would wake up only to wait for the lock
-        raw = self.raw.numpy() if self.raw.is_cpu else self.raw
-        value, replaced, parts = (priority + self.eps) ** self.alpha, 0.0, [placement.slots_written(self.raw.device)]
+        raw, hidden = _quick(self.raw), None if self.hidden is None else _quick(self.hidden)
+        value, replaced, parts = (priority + self.eps) ** self.alpha, 0.0, list[Any]()
         if isinstance(placement, Run):
-            parts = [slice(first, first + rows) for first, _, rows in placement.parts()]
+            parts += [slice(first, first + rows) for first, _, rows in placement.parts()]
             self.tree.set_run(placement.start, placement.rows, value)
         else:
-            self.tree.set(parts[0], torch.empty_like(parts[0], dtype=torch.float64).fill_(value))
+            slots = placement.slots_written(self.raw.device)
+            parts.append(_quick(slots))
+            self.tree.set(slots, torch.empty_like(slots, dtype=torch.float64).fill_(value))
         for part in parts:
             if self.within:
                 replaced = max(replaced, self._largest_at(part))
             raw[part] = priority
-            if self.hidden is not None:
-                self.hidden[part] = False
+            if hidden is not None:
+                hidden[part] = False
         self.track_largest(0.0, replaced, priority)
 
-    def hide(self, slots: Tensor) -> None:
-        """Set the values of rows to 0, and mark the rows as hidden."""
+    def limit(self, slots: Tensor, hide: Tensor) -> None:
+        """Hide rows where `hide` is True, bool `[n]`: their values are 0. Show the others, with those of priorities."""
         tree = self.tree
         if self.hidden is None:
+            if not bool(hide.any()):
+                return
             with torch.inference_mode(mode=False):
                 self.hidden = torch.zeros(tree.capacity, dtype=torch.bool, device=tree.device)
-        tree.set(slots, torch.zeros_like(slots, dtype=torch.float64))  # checks the slots first
-        self.hidden[slots] = True
-
-    def show(self, slots: Tensor) -> None:
-        """Give those of the rows that are hidden the values of their priorities."""
-        if self.hidden is not None:
-            slots = slots[self.hidden[slots]]
-            self.hidden[slots] = False
+        hidden, at, flags = _quick(self.hidden), _quick(slots), _quick(hide)
+        changed = hidden[at] != flags
+        at = at[changed]
+        if at.shape[0]:
+            hidden[at] = flags[changed]
+            slots = torch.as_tensor(at)
             self._set_values(slots, self.raw[slots])
 
     def _set_values(self, slots: Tensor, priorities: Tensor) -> None:
         values = values_of(priorities, self.eps, self.alpha)
         self.tree.set(slots, values if self.hidden is None else values.masked_fill_(self.hidden[slots], 0.0))
 
-    def _largest_at(self, slots: Tensor | slice) -> float:
+    def _largest_at(self, slots: Any) -> float:
         """Return the largest priority of some rows on the CPU; else 0."""
         priorities = self.raw[slots]
         return float(priorities.max()) if priorities.numel() and priorities.is_cpu else 0.0
+
+
+def _quick(values: Tensor) -> Any:
+    """Return an array on the CPU, else the tensor: numpy takes less time for few rows, and keeps the GIL.
+
+    Another thread would wake up only to wait for the lock.
+    """
+    return values.numpy() if values.is_cpu else values
 
 
 # -- sum trees --------------------------------------------------------------------------------------------------------

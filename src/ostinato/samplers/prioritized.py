@@ -260,9 +260,9 @@ class PrioritizedSampler(PrioritySampler):
         if starts is None and (priorities is None or column.hidden is None):
             return
         slots = placement.slots_written(view.device)  # which may have replaced rows that could not be drawn
-        self._limit(slots, view)
         if starts is not None and view.episodes is not None:
-            self._limit(self._completed(slots, starts, view.episodes), view)
+            slots = torch.cat((slots, self._completed(slots, starts, view.episodes)))
+        self._limit(slots, view)
 
     def set_priorities(self, slots: Tensor, priorities: Tensor | None, view: View, keep: Tensor | None = None) -> None:
         """Set priorities; None gives the default priority. Of equal slots the last one wins. Cost: O(n log rows).
@@ -388,7 +388,7 @@ class PrioritizedSampler(PrioritySampler):
     def drop_rows(self, slots: Tensor, view: View) -> None:
         """Hide rows that are deleted, with the priority 0, until their slots are written."""
         self.set_priorities(slots, torch.zeros_like(slots, dtype=torch.float64), view)
-        self.column.hide(slots)
+        self.column.limit(slots, torch.ones_like(slots, dtype=torch.bool))
 
     def _starts(self, view: View) -> EligibleRows | None:
         """Return the rows that may be drawn; None stands for all of them."""
@@ -407,10 +407,11 @@ class PrioritizedSampler(PrioritySampler):
         """Show rows that the view allows to be drawn, with the values of their priorities, and hide the others."""
         allowed = self._allowed(slots, view)
         self._tree_for(view)
-        if allowed is not None:
-            self.column.hide(slots[~allowed])
-            slots = slots[allowed]
-        self.column.show(slots[slots < view.rows])
+        hide = torch.zeros_like(slots, dtype=torch.bool) if allowed is None else ~allowed
+        if view.rows < view.capacity:
+            present = slots < view.rows
+            slots, hide = slots[present], hide[present]
+        self.column.limit(slots, hide)
 
     # -- drawing ------------------------------------------------------------------------------------------------------
 

@@ -259,7 +259,8 @@ def test_episodes_of_views_follow_direct_writes(parts: str) -> None:
                 else:
                     assert direct.extend(rows(rng, 2)) is not None
                 given.append(bits(handle.sample(return_info=True)))
-            assert (rb._engine.direct is not None) == (way == "native")
+            direct = views[0]._engine.direct
+            assert (direct is not None and direct.sample(6) is not None) == (way == "native")
         found.append(given)
     assert found[0] == found[1]
 
