@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from ostinato._native import Direct
     from ostinato.buffers.rate_limit import RateLimiter
     from ostinato.buffers.remover import RemoverName
     from ostinato.buffers.trajectory_view import Trajectory
@@ -275,13 +276,13 @@ class ReplayBuffer(Sampling):
             return self._viewed.add(data, timeout_s=timeout_s)
         if timeout_s is not None:
             check_wait(timeout_s, waits=self.rate_limiter is not None)
-        steps = self._transform.steps
-        if not steps and (slot := self._write_direct(data, 0)) is not None:
+        direct, steps = self._engine.direct, self._transform.steps
+        if direct is not None and not steps and (slot := direct.add(self._direct_rows(data, 0, direct))) is not None:
             return slot
         given, data = data, self._accept(data)
         if data is None and given is not None:
             return None
-        if steps and (slot := self._write_direct(data, 0)) is not None:
+        if direct is not None and steps and (slot := direct.add(self._direct_rows(data, 0, direct))) is not None:
             return slot
         if type(data) is not dict:
             self._warn_of_batch(data)
@@ -291,19 +292,6 @@ class ReplayBuffer(Sampling):
             return self._positions(placement)
         slot = placement.start if isinstance(placement, Run) else int(placement.positions()[0])
         return None if slot < 0 else slot
-
-    def _write_direct(self, data: Any, lead: int) -> Any:
-        """Write rows, as they are stored, by a native call: one (`lead=0`) or several; None if Python has to.
-
-        Returns:
-            What `add` or `extend` returns.
-        """
-        direct = self._engine.direct
-        if direct is None:
-            return None
-        return (direct.extend if lead else direct.add)(
-            self._direct_rows(data, direct.lead - 1 + lead, by_path=direct.by_path)
-        )
 
     def _warn_of_batch(self, data: Any) -> None:
         if kinds.is_tensor_collection(data) and data.batch_dims >= self.storage.ndim:
@@ -348,15 +336,22 @@ class ReplayBuffer(Sampling):
         if timeout_s is not None:
             check_wait(timeout_s, waits=self.rate_limiter is not None)
         engine, steps = self._engine, self._transform.steps
-        if not steps and (index := self._write_direct(data, 1)) is not None:
+        direct = engine.direct
+        if (
+            direct is not None
+            and not steps
+            and (index := direct.extend(self._direct_rows(data, 1, direct))) is not None
+        ):
             return index  # type: ignore[no-any-return]
         if engine.limits:
             data = replayable(data)
         given, data = data, self._accept(data)
         if data is None and given is not None:
             return self._positions(Run(0, 0, self.storage.capacity))
-        if steps and (index := self._write_direct(data, 1)) is not None:
-            return index  # type: ignore[no-any-return]
+        if direct is not None and steps:
+            index = direct.extend(self._direct_rows(data, 1, direct))
+            if index is not None:
+                return index  # type: ignore[no-any-return]
         if self._dim_extend:
             data = swap_dims(data, self._dim_extend)
         ranked = update_priority is not False
@@ -450,14 +445,13 @@ class ReplayBuffer(Sampling):
                 engine.direct = find_direct(engine, draws=draws, bare=bare, env_first=self._swapped)
             engine.direct_tried = engine.storage.laid_out and not engine.pending
 
-    def _direct_rows(self, data: Any, lead: int, *, by_path: bool) -> Any:
+    def _direct_rows(self, data: Any, lead: int, direct: Direct) -> Any:
         """Return rows as direct calls read them, unchanged by transforms, if `_accept` would accept them; else None."""
-        if type(data) is dict:
-            if self._engine.store.writer.collections_only:
-                return None
-            if not by_path:
-                return data
-        return direct_rows(data, lead, by_path=by_path)
+        if type(data) is not dict:
+            return direct_rows(data, direct.lead - 1 + lead, by_path=direct.by_path)
+        if self._engine.store.writer.collections_only:
+            return None
+        return kinds.fields_by_path(data) if direct.by_path else data
 
     def _accept(self, data: Any) -> Any:
         """Apply the inverse transforms, and check that the writer takes such data; subclasses check more.

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 
-from ostinato.buffers.direct import direct_rows
 from ostinato.buffers.options import part, warn_of_sampler
 from ostinato.buffers.replay import ReplayBuffer
 from ostinato.buffers.sampling import INFO
@@ -93,8 +92,8 @@ class TensorDictReplayBuffer(ReplayBuffer):
         rows = [_without_own(row, own) for row in data] if type(data) is list else _without_own(data, own)
         return self._transform.inv(rows) if self._transform else rows
 
-    def _direct_rows(self, data: Any, lead: int, *, by_path: bool) -> Any:
-        return direct_rows(data, lead, by_path=by_path) if kinds.is_tensordict(data) else None
+    def _direct_rows(self, data: Any, lead: int, direct: Direct) -> Any:
+        return super()._direct_rows(data, lead, direct) if kinds.is_tensordict(data) else None
 
     def sample(
         self,

@@ -201,14 +201,15 @@ def test_common_buffers_have_direct_calls() -> None:
 
 def test_ordinary_options_have_direct_calls() -> None:
     for parts in PARTS.keys() - {"memory", "mapped", *WRITTEN_IN_GENERAL}:
-        rb, rng = make(parts), np.random.default_rng(0)
+        rb, rng, form = make(parts), np.random.default_rng(0), nest if "nested" in parts else dict
         for _ in range(2):
-            rb.extend(rows(rng, 30))
+            rb.extend(form(rows(rng, 30)))
             rb.sample()
         found = rb._engine.direct
         assert found is not None
-        assert found.extend(rows(rng, 3)) is not None
-        assert found.add({key: value[0] for key, value in rows(rng, 1).items()}) is not None
+        assert found.extend(rb._direct_rows(form(rows(rng, 3)), 1, found)) is not None
+        one = form({key: value[0] for key, value in rows(rng, 1).items()})
+        assert found.add(rb._direct_rows(one, 0, found)) is not None
         general = parts in {"episodes alone", "rate limiter", "a mask"} or "single copy" in parts
         assert (found.sample(6) is None) == general
 
