@@ -15,7 +15,7 @@ from ostinato.buffers.rate_limit import Ask, check_min_batch, check_wait
 from ostinato.buffers.saving import Saving
 from ostinato.buffers.updates import row_names
 from ostinato.core.index import as_index
-from ostinato.core.kinds import put
+from ostinato.core.kinds import with_fields
 from ostinato.errors import UsageError
 
 if TYPE_CHECKING:
@@ -120,7 +120,8 @@ class Sampling(Saving):
             tensors, stored = list(batch.values()), len(schema.leaves)
             batch = schema.build(tensors[:stored], (size,), _CPU)
             if len(tensors) > stored:  # fields that a unit adds
-                put(batch, dict(zip(list(found[0])[stored:], tensors[stored:], strict=True)))
+                names = list(found[0])[stored:]
+                with_fields(batch, {(name,): tensors[stored + i] for i, name in enumerate(names)})
         if self._transform.steps:
             try:
                 batch = self._transform.forward(batch)
