@@ -504,6 +504,25 @@ class GroupBuffer:
         name, step = _lease_name(lease), check_integer("step", step, 0)
         return self._end_lease(name, "ack", step, {"op": "ack", "lease": name, "step": step})
 
+    def renew(self, lease: str | Lease) -> float:
+        """Let a lease expire `lease_s` seconds from now: a consumer that trains for long calls this in between.
+
+        Returns:
+            When it expires, in seconds of the buffer's clock. A call that is repeated renews the lease again.
+
+        Raises:
+            OptionError: There is no such lease.
+            UsageError: It has expired, was released, or was acknowledged.
+        """
+        name = _lease_name(lease)
+        with self._changed:
+            self._tick()
+            self._ledger.check_lease(name, "")
+            until = self._clock() + self._lease_s
+            serial = self._record({"op": "renew", "lease": name, "until": until})
+        self._log.wait(serial)
+        return until
+
     def release(self, lease: str | Lease) -> bool:
         """Return the groups of a lease, which are ready again.
 
@@ -539,6 +558,7 @@ class GroupBuffer:
 
         Groups acknowledged before this call, in steps up to `step`, are trained there. Groups acknowledged before the
         first token cannot be returned: a trainer that may start again without a checkpoint asks for one at step 0.
+        A call that is repeated returns the same token, unless a group was trained in such a step or dropped meanwhile.
 
         Raises:
             OptionError: `step` is negative.
@@ -546,7 +566,8 @@ class GroupBuffer:
         event = {"op": "position", "step": check_integer("step", step, 0), "keep": self._keep}
         with self._changed:
             self._tick()
-            serial = self._record(event)
+            made = self._ledger.made_position(step)
+            serial = self._record(event) if made is None else made.serial
         self._log.wait(serial)
         return {"format": FORMAT, "log": self._name, "serial": serial, "step": step}
 

@@ -74,6 +74,7 @@ def test_a_wrong_call_raises_and_changes_nothing() -> None:
         (lambda: b.admit(["a"] * 5), OptionError, "more than the 4"),
         (lambda: b.admit(["a"] * 2, timeout_s=0), WaitTimeoutError, "no room"),
         (lambda: b.ack("x", step=1), OptionError, "no lease"),
+        (lambda: b.renew("x"), OptionError, "no lease"),
         (lambda: b.ack("x", step=-1), OptionError, "at least 0"),
         (lambda: b.lease(3, timeout_s=0), WaitTimeoutError, "fewer than 3"),
         (lambda: b.lease(max_tokens=2), OptionError, "has 3 tokens"),
