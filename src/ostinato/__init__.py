@@ -38,6 +38,7 @@ if TYPE_CHECKING:  # for editors and type checkers; `_MODULES` says the same at 
     from ostinato.core.episodes.continuity import DEFAULT_DONE_KEYS, find_start_stop_traj
     from ostinato.core.episodes.tracker import Episodes
     from ostinato.datasets import DatasetStorage, open_dataset
+    from ostinato.distributed.groups import GroupClient, GroupServer, RayGroupBuffer
     from ostinato.distributed.ray_buffer import RayReplayBuffer
     from ostinato.distributed.rpc import RemoteTensorDictReplayBuffer
     from ostinato.distributed.sharded import ShardedReplayBuffer
@@ -133,6 +134,8 @@ __all__ = [  # noqa: RUF022 (plain order: ruff would put the constant first)
     "FlatStorageCheckpointer",
     "FrameStack",
     "GroupBuffer",
+    "GroupClient",
+    "GroupServer",
     "H5Combine",
     "H5Split",
     "H5StorageCheckpointer",
@@ -164,6 +167,7 @@ __all__ = [  # noqa: RUF022 (plain order: ruff would put the constant first)
     "RaggedTensorStorage",
     "RandomSampler",
     "RateLimiter",
+    "RayGroupBuffer",
     "RayReplayBuffer",
     "RemoteTensorDictReplayBuffer",
     "RenameFields",
@@ -248,6 +252,7 @@ _MODULES = {
     "core.episodes.continuity": ("DEFAULT_DONE_KEYS", "find_start_stop_traj"),
     "core.episodes.tracker": ("Episodes",),
     "datasets": ("DatasetStorage", "open_dataset"),
+    "distributed.groups": ("GroupClient", "GroupServer", "RayGroupBuffer"),
     "distributed.ray_buffer": ("RayReplayBuffer",),
     "distributed.rpc": ("RemoteTensorDictReplayBuffer",),
     "distributed.sharded": ("ShardedReplayBuffer",),

@@ -2,6 +2,5 @@
 
 from ostinato.groups.buffer import GroupBuffer, GroupStats
 from ostinato.groups.records import Group, Lease, Response
-from ostinato.groups.server import GroupClient, GroupServer
 
-__all__ = ["Group", "GroupBuffer", "GroupClient", "GroupServer", "GroupStats", "Lease", "Response"]
+__all__ = ["Group", "GroupBuffer", "GroupStats", "Lease", "Response"]

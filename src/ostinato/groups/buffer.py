@@ -158,7 +158,7 @@ class GroupBuffer:
         self._lease_s = _seconds("lease_s", lease_s)
         check_choice("sync", sync, ("always", "interval", "never"))
         self._keep = check_integer("keep_positions", keep_positions, 1)
-        self._clock = clock
+        self._clock, self._opened = clock, clock()
         self._changed = threading.Condition()
         """The lock of the buffer; notified when a call that waits might go on."""
         self._folder = None if path is None else Path(path)
@@ -205,7 +205,7 @@ class GroupBuffer:
         buffer = cls(path, **options)
         try:
             if at is not None:
-                buffer._rewind(at, restore_dropped=restore_dropped)
+                buffer.return_to(at, restore_dropped=restore_dropped)
         except BaseException:
             buffer.close()
             raise
@@ -406,6 +406,7 @@ class GroupBuffer:
                 serial, place = self._log.write(body)
                 self._ledger.apply(serial, event, place)
                 entry = self._ledger.groups[group]
+                entry.touched = self._clock()
                 if entry.id in self._ledger.open and self._timeout_s is not None and entry.id not in self._pending:
                     self._end_waiting(entry)
                 if entry.id not in self._ledger.open:
@@ -571,7 +572,18 @@ class GroupBuffer:
         self._log.wait(serial)
         return {"format": FORMAT, "log": self._name, "serial": serial, "step": step}
 
-    def _rewind(self, token: Mapping[str, Any], *, restore_dropped: bool) -> None:
+    def return_to(self, token: Mapping[str, Any], *, restore_dropped: bool = False) -> None:
+        """Return consumption to a token, as `open` does: for a trainer that starts again while the buffer is open.
+
+        All leases end. A call that is repeated ends those that were made meanwhile, too.
+
+        Args:
+            token: What `position` returned.
+            restore_dropped: Whether groups dropped after the token return, too.
+
+        Raises:
+            CheckpointError: The token is of another buffer or of another course, or older than those that are kept.
+        """
         keys = {"format", "log", "serial", "step"}
         if not hasattr(token, "keys") or {*token.keys()} != keys or token["format"] != FORMAT:
             msg = f"a token is what position() returned, got {str(token)[:200]}"
@@ -611,12 +623,22 @@ class GroupBuffer:
     def _counts(self) -> str:
         return ", ".join(f"{self._ledger.counts[state]} {state}" for state in STATES)
 
-    def ids(self, state: str) -> list[str]:
-        """Return the ids of the groups in a state; of those trained or dropped, only the ones a token can return."""
+    def ids(self, state: str, *, idle_s: float | None = None) -> list[str]:
+        """Return the ids of the groups in a state; of those trained or dropped, only the ones a token can return.
+
+        Args:
+            state: The state.
+            idle_s: Only those to which nothing was appended for so many seconds, nor were they admitted, or the buffer
+                opened, in this time: their worker may have died, and another one can go on.
+        """
         check_choice("state", state, STATES)
         with self._changed:
             self._tick()
-            return [group.id for group in self._ledger.groups.values() if group.state == state]
+            found = [group for group in self._ledger.groups.values() if group.state == state]
+            if idle_s is not None:
+                until = self._clock() - _seconds("idle_s", idle_s)
+                found = [each for each in found if max(each.touched, each.admitted, self._opened) <= until]
+            return [group.id for group in found]
 
     def group(self, id: str) -> Group:  # noqa: A002
         """Read a group and all that was appended to it, also the parts of responses that are not complete.

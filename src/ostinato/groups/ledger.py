@@ -102,6 +102,8 @@ class GroupEntry:
     reason: str = ""
     """Why it was dropped."""
     lease: str = ""
+    touched: float = 0.0
+    """When a part was appended, by the buffer's clock; 0 if the buffer was not opened since."""
 
     def complete(self) -> int:
         """Return the number of complete responses."""

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from ostinato import GroupBuffer
+from ostinato import GroupBuffer, GroupClient, GroupServer
+from ostinato.distributed.remote import Method
 from ostinato.errors import NoAnswerError, OptionError, SchemaError, UsageError, WaitTimeoutError
-from ostinato.groups import GroupClient, GroupServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -85,8 +85,10 @@ def test_a_client_has_the_methods_and_errors_of_the_buffer(socket: Path) -> None
         assert client.cursor == [1, 2]
         with pytest.raises(SchemaError, match="'tokens'"):
             client.append("x", {}, id="r")
+        with pytest.raises(OptionError, match="needs ids"):
+            client.admit(["a"])
         with pytest.raises(OptionError):
-            client._call("close")
+            client._call(Method("close"), None)
         assert client.append("x", {"tokens": [1]}, id="r", done=False)
         assert not client.append("x", {"tokens": [1]}, id="r", done=False)
         client.append("x", {"tokens": [2], "version": 1}, id="r", part=1)
@@ -94,16 +96,19 @@ def test_a_client_has_the_methods_and_errors_of_the_buffer(socket: Path) -> None
         lease = client.lease(consumer="c")
         assert lease.groups[0].prompt[0] == "a"
         assert (client.leases("c"), client.ids("leased")) == ({lease.id: ("x",)}, ["x"])
+        assert client.renew(lease) > lease.until
         assert client.release(lease)
         client.ack(client.lease(id="again"), step=3)
         assert client.state("x") == ("trained", 3)
         assert not client.append("x", {"tokens": [2], "version": 1}, id="r", part=1)  # repeated late
         with pytest.raises(UsageError):
             client.append("x", {"tokens": [2]}, id="r", part=2)
-        assert client.position(3)["step"] == 3
+        token = client.position(3)
+        client.return_to(token)
         assert client.stats() == buffer.stats()
         assert client.admit(["b"], ids=["y"]) == ["y"]
         assert client.drop("y", "dull")
+        assert not len(client)
         client.close()
     with pytest.raises(NoAnswerError):
-        GroupClient(socket, timeout_s=0.1).cursor  # noqa: B018
+        GroupClient(socket, call_timeout_s=0.1).cursor  # noqa: B018
