@@ -22,6 +22,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "DeltaTimestamps": {"delta_timestamps": {"obs": [0.0]}, "fps": 10},
     "FrameStack": {"k": 2, "keys": ["obs"]},
     "GroupClient": {"address": "socket"},
+    "GroupLogger": {"buffer": None, "writer": None},
     "HERReplayBuffer": {"reward_fn": reached},
     "HeapSampler": {"max_capacity": 4},
     "Hindsight": {"reward_fn": reached},

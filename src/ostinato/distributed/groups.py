@@ -35,8 +35,9 @@ from ostinato.distributed.remote import Method, RemoteProperty, Time, named, rem
 from ostinato.distributed.serialization import decode, encode, from_arguments
 from ostinato.durable.files import new_token
 from ostinato.errors import LostBufferError, NoAnswerError, OptionError, OstinatoError, WaitTimeoutError
-from ostinato.groups.buffer import WAIT_S, GroupBuffer, GroupOptions, GroupStats
+from ostinato.groups.buffer import WAIT_S, GroupBuffer, GroupOptions
 from ostinato.groups.records import Group, Lease, Payload, Response, event_of, pack, payload_of
+from ostinato.groups.stats import GroupStats
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -20,10 +20,11 @@ from ostinato.errors import (
     UsageError,
     WaitTimeoutError,
 )
-from ostinato.groups.ledger import DROPPED, STATES, GroupEntry, Ledger, Position, ResponseEntry
+from ostinato.groups.ledger import DROPPED, ENDED, STATES, GroupEntry, Ledger, Position, ResponseEntry
 from ostinato.groups.log import Log, MemoryLog, Sync
 from ostinato.groups.records import Group, Lease, Payload, Response, join, pack, payload_of, prepare
 from ostinato.groups.recovery import Cut, clean, log_files, replay, write_base
+from ostinato.groups.stats import GroupStats, Meter, histogram
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -55,36 +56,6 @@ class GroupOptions(TypedDict, total=False):
     keep_positions: int
     repair: bool
     clock: Callable[[], float]
-
-
-class GroupStats(NamedTuple):
-    """Numbers of a `GroupBuffer`.
-
-    Attributes:
-        counts: Groups in each state, since the buffer was created.
-        dropped: Groups dropped, by reason.
-        staleness: Groups trained, by the steps between their oldest policy version and their training.
-        leases: Active leases.
-        step: The trainer's last step.
-        admitted: Groups admitted, which is the cursor unless `admit(cursor=)` gave another.
-        tokens: Tokens appended.
-        oldest_s: Seconds since the oldest group that still takes responses was admitted.
-        disk_bytes: Bytes of the files of the log.
-        needed_bytes: Those that groups need; compaction removes the rest.
-        problem: Why the last compaction in the background failed, if it did; `compact` tries again.
-    """
-
-    counts: dict[str, int]
-    dropped: dict[str, int]
-    staleness: dict[int, int]
-    leases: int
-    step: int
-    admitted: int
-    tokens: int
-    oldest_s: float
-    disk_bytes: int
-    needed_bytes: int
-    problem: str
 
 
 @final
@@ -158,7 +129,7 @@ class GroupBuffer:
         self._lease_s = _seconds("lease_s", lease_s)
         check_choice("sync", sync, ("always", "interval", "never"))
         self._keep = check_integer("keep_positions", keep_positions, 1)
-        self._clock, self._opened = clock, clock()
+        self._clock, self._meter = clock, Meter(clock)
         self._changed = threading.Condition()
         """The lock of the buffer; notified when a call that waits might go on."""
         self._folder = None if path is None else Path(path)
@@ -241,6 +212,7 @@ class GroupBuffer:
         """Write an event and make its change; return its serial number. The lock is held."""
         serial, place = self._log.write(pack(event, payload))
         self._ledger.apply(serial, event, place)
+        self._meter.record(event)
         self._changed.notify_all()
         if event["op"] in _ENDING and isinstance(self._log, Log) and not self._problem and self._log.is_wasteful():
             self._compact_apart()
@@ -405,6 +377,7 @@ class GroupBuffer:
             if new:
                 serial, place = self._log.write(body)
                 self._ledger.apply(serial, event, place)
+                self._meter.record(event)
                 entry = self._ledger.groups[group]
                 entry.touched = self._clock()
                 if entry.id in self._ledger.open and self._timeout_s is not None and entry.id not in self._pending:
@@ -637,7 +610,7 @@ class GroupBuffer:
             found = [group for group in self._ledger.groups.values() if group.state == state]
             if idle_s is not None:
                 until = self._clock() - _seconds("idle_s", idle_s)
-                found = [each for each in found if max(each.touched, each.admitted, self._opened) <= until]
+                found = [each for each in found if max(each.touched, each.admitted, self._meter.began) <= until]
             return [group.id for group in found]
 
     def group(self, id: str) -> Group:  # noqa: A002
@@ -670,16 +643,20 @@ class GroupBuffer:
         with self._changed:
             self._tick()
             ledger, segments = self._ledger, self._log.segments if isinstance(self._log, Log) else []
-            oldest = next(iter(ledger.open.values()), None)
+            oldest, now = next(iter(ledger.open.values()), None), self._clock()
+            live = (group for group in ledger.groups.values() if group.state not in ENDED)
             return GroupStats(
                 counts={state: ledger.counts[state] for state in STATES},
                 dropped={reason: count for reason, count in ledger.reasons.items() if count},
-                staleness=dict(ledger.staleness),
+                staleness=dict(sorted(ledger.staleness.items())),
+                ages=histogram(now - group.admitted for group in live),
+                lease_times=dict(sorted(self._meter.lease_times.items())),
                 leases=len(ledger.leases),
                 step=ledger.step,
                 admitted=ledger.admitted,
                 tokens=ledger.tokens,
-                oldest_s=0.0 if oldest is None else self._clock() - oldest.admitted,
+                tokens_per_s=self._meter.tokens_per_s(),
+                oldest_s=0.0 if oldest is None else now - oldest.admitted,
                 disk_bytes=sum(segment.nbytes for segment in segments),
                 needed_bytes=sum(segment.needed_bytes for segment in segments),
                 problem=self._problem,
