@@ -20,6 +20,7 @@ __all__ = ["parts_of"]
 _LABELS = {
     "bytes_after": "size now",
     "bytes_before": "size before",
+    "cuts": "not whole",
     "exact_resume": "resumes exactly",
     "file_bytes": "size of files",
     "fps": "rows per second",
@@ -30,6 +31,7 @@ _LABELS = {
     "minimum": "min",
     "nan_count": "NaN",
     "nbytes": "size",
+    "needed_bytes": "needed by groups",
     "num_samples": "rows of the batch",
     "resumed": "resumed an earlier run",
     "rows_drawn": "drawn",
@@ -47,7 +49,7 @@ _LABELS = {
     "write_count": "written",
 }
 """Names of facts and columns; others are those of the fields of the report."""
-_STYLES = dict.fromkeys(("assumptions", "left", "left_out_because", "notes", "unchecked", "unlisted"), "yellow")
+_STYLES = dict.fromkeys(("assumptions", "cuts", "left", "left_out_because", "notes", "unchecked", "unlisted"), "yellow")
 _SEVERITIES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 _JSON_ALONE = {"schema"}
 """Columns that are too wide for a terminal."""

@@ -23,13 +23,12 @@ from ostinato.errors import (
 from ostinato.groups.ledger import DROPPED, ENDED, STATES, GroupEntry, Ledger, Position, ResponseEntry
 from ostinato.groups.log import Log, MemoryLog, Sync
 from ostinato.groups.records import Group, Lease, Payload, Response, join, pack, payload_of, prepare
-from ostinato.groups.recovery import Cut, clean, log_files, replay, write_base
+from ostinato.groups.recovery import FORMAT, Cut, clean, log_files, replay, write_base
 from ostinato.groups.stats import GroupStats, Meter, histogram
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-FORMAT = "ostinato-groups"
 WAIT_S = 60.0
 """How long calls wait unless they are told otherwise."""
 _ENDING = {"ack", "drop", "position"}
@@ -740,6 +739,11 @@ def _plan(group: GroupEntry, *, whole: bool) -> _Plan:
         (name, each.done, [part.place for part in each.parts]) for name, each in responses if each.done or not whole
     ]
     return _Plan(group, group.state, group.place, chosen)
+
+
+def read_group(group: GroupEntry) -> Group:
+    """Read a group and all that was appended to it; raises what `_read` raises."""
+    return _read(_plan(group, whole=False))
 
 
 def _read(plan: _Plan) -> Group:
