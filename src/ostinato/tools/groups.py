@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
+from torch import Tensor
 
 from ostinato.core.options import number_of
 from ostinato.durable.manifest import MANIFEST_NAME
@@ -158,15 +158,17 @@ def reward_of(response: Response) -> float:
     """Return the reward of a response; NaN for none. Rewards of tokens, or of several names, are added."""
     reward: Any = response.fields.get("reward")
     parts = list(reward.values()) if isinstance(reward, dict) else [] if reward is None else [reward]
-    return sum(float(torch.as_tensor(part).sum()) for part in parts) if parts else math.nan
+    return sum(float(part.sum() if isinstance(part, Tensor) else part) for part in parts) if parts else math.nan
 
 
 def versions_of(response: Response) -> str:
     """Return the policy versions of a response: one, or the oldest and the newest."""
     version = response.fields.get("version")
-    if version is None or not torch.as_tensor(version).numel():
+    if not isinstance(version, Tensor):
+        return "-" if version is None else str(version)
+    if not version.numel():
         return "-"
-    low, high = torch.as_tensor(version).aminmax()
+    low, high = version.aminmax()
     return f"{low}" if low == high else f"{low} to {high}"
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, final
 
 import numpy as np
-import torch
 
 from ostinato.core.options import number_of
 from ostinato.errors import CheckpointError, OstinatoError
@@ -121,7 +120,7 @@ class _Responses:
         self._columns: dict[TreePath, np.ndarray] = {}
         for title, response in shown.items():
             for path, name in (((title,), _drawn(response)), ((title, _TOKENS), _TOKENS)):
-                values = array_of(torch.as_tensor(response.fields[name]))
+                values = array_of(response.fields[name])
                 values = values if len(path) > 1 else values.astype(np.float32)
                 padding = np.full(steps - len(values), -1 if len(path) > 1 else np.nan, values.dtype)
                 self._columns[path] = np.concatenate([values, padding])
