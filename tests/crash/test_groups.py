@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
+import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +18,7 @@ import pytest
 
 from ostinato import GroupBuffer
 from ostinato.errors import CheckpointError
+from ostinato.groups.log import Log
 from ostinato.groups.recovery import replay
 from tests.crash.groups import OPTIONS, values
 from tests.crash.mutations import _changed
@@ -46,6 +50,7 @@ def test_what_was_acknowledged_survives_kills_and_power_cuts(kills: int, seed: i
     assert found["groups"] > kills
     assert found["cuts"]
     assert found["returns"]
+    assert found["served"]
 
 
 def fill(path: Path) -> tuple[dict[int, str], str]:
@@ -68,7 +73,7 @@ def fill(path: Path) -> tuple[dict[int, str], str]:
 
 
 @pytest.mark.parametrize(
-    ("count", "seed"), [(300, 1), pytest.param(10_000, 2, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])]
+    ("count", "seed"), [(300, 1), pytest.param(100_000, 2, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])]
 )
 def test_damaged_segments_are_refused_or_cut(count: int, seed: int, quick_path: Path) -> None:
     path, rng = quick_path / f"damaged{count}", random.Random(seed)
@@ -99,3 +104,50 @@ def test_damaged_segments_are_refused_or_cut(count: int, seed: int, quick_path: 
         (path / victim).write_bytes(files[victim])
     assert not wrong
     assert min(outcomes.values()) > count // 10, outcomes
+
+
+@pytest.mark.parametrize("sync", ["always", "interval", "never"])
+def test_a_power_cut_loses_no_more_than_sync_allows(
+    sync: str, quick_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk has what was synced; blocks written since are there or not, in any order."""
+    rng, safe, states = random.Random(sync), dict[str, int](), dict[int, str]()
+
+    def record(fd: int) -> None:
+        safe[Path(f"/proc/self/fd/{fd}").readlink().name] = os.fstat(fd).st_size
+
+    monkeypatch.setattr("ostinato.groups.log.sync_fd", record)
+    options: Any = {"sync": sync, "interval_s": 0.005, "segment_bytes": 3000, "clock": lambda: 1000.0}
+    with GroupBuffer(quick_path / "g", **options) as buffer:
+        log = buffer._log
+        assert isinstance(log, Log)
+        needed = 0
+        for number in range(30):
+            append = partial(buffer.append, str(number), {"tokens": [1] * 99}, id="a")
+            for call in (bool, partial(buffer.position, number), partial(buffer.admit, ["p"]), append):
+                call()
+                states[log.written] = json.dumps(buffer._ledger.to_json())
+            deadline = time.monotonic() + 20 * (sync == "interval") * (number % 2)
+            while log._synced < log.written and time.monotonic() < deadline:
+                time.sleep(0.001)
+            if sync == "never" and number % 2:
+                buffer.flush()
+            if sync == "always" or number % 2:
+                needed = log.written
+            cut_power(quick_path, dict(safe), rng)
+            found = replay(quick_path / "cut", buffer._name, "ready").ledger
+            assert found.serial >= needed
+            assert json.dumps(found.to_json()) == states[found.serial]
+
+
+def cut_power(folder: Path, safe: dict[str, int], rng: random.Random) -> None:
+    """Make the folder `cut` of what is left of the folder `g`."""
+    shutil.rmtree(folder / "cut", ignore_errors=True)
+    shutil.copytree(folder / "g", folder / "cut")
+    for path in (folder / "cut").glob("segment-*"):
+        data, kept = bytearray(path.read_bytes()), safe[path.name]
+        del data[rng.randrange(kept, len(data) + 1) :]
+        for start in range(kept, len(data), 64):
+            if rng.random() < 0.2:
+                data[start : start + 64] = bytes(len(data[start : start + 64]))
+        path.write_bytes(data)
