@@ -10,10 +10,10 @@ import contextlib
 import os
 import socket
 import threading
-import time
 from abc import ABC, abstractmethod
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
+from time import sleep
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, final
 
 from ostinato import errors
@@ -24,7 +24,6 @@ from ostinato.distributed.actor_names import (
     claiming,
     connect,
     find,
-    first_answer,
     names_of,
     take_names,
 )
@@ -283,7 +282,7 @@ class GroupClient(RemoteGroups):
                 if not deadline.left_s:
                     msg = f"the buffer of groups at {self._address} does not answer ({error}): {method}"
                     raise NoAnswerError(msg) from error
-                time.sleep(_RETRY_S)
+                sleep(_RETRY_S)
 
     def _exchange(self, message: bytes, deadline: Deadline) -> bytearray:
         connection: Connection | None = getattr(self._own, "connection", None)
@@ -306,6 +305,9 @@ class GroupClient(RemoteGroups):
 
 
 # -- an actor of Ray --------------------------------------------------------------------------------------------------
+
+
+_INFO = {"callee": "the actor of the buffer of groups", "limit_s": WAIT_S, "node": None, "pid": None}
 
 
 @final
@@ -331,13 +333,8 @@ class GroupActor:
         return self._made
 
     def describe(self) -> dict[str, Any]:
-        """Return where the buffer is, and how messages name it."""
-        return {
-            "callee": "the actor of the buffer of groups",
-            "limit_s": WAIT_S,
-            "groups": len(self._buffer),
-            **where(),
-        }
+        """Return where the buffer is, and how messages name it, once it is open."""
+        return {**_INFO, "groups": len(self._buffer), **where()}
 
     def ping(self) -> None:
         """Do nothing: an actor that answers is alive, whatever else it works on."""
@@ -432,10 +429,10 @@ class RayGroupBuffer(RemoteGroups):
         check_seconds("timeout_s", timeout_s)
         names = names_of(cls.__name__, name, namespace)
         connect(ray_init_config)
-        actor = find(names, GROUPS)
-        info = first_answer([actor.describe.remote()], timeout_s, f"the {cls.__name__} {name!r}")
         handle = object.__new__(cls)
-        handle.__setstate__({"actor": actor, "info": info, "names": names, "call_timeout_s": CALL_TIMEOUT_S})
+        state = {"actor": find(names, GROUPS), "info": _INFO, "names": names, "call_timeout_s": CALL_TIMEOUT_S}
+        handle.__setstate__(state)
+        handle._call(_LEN, timeout_s)  # it may be restarting
         return handle
 
     def __getstate__(self) -> dict[str, Any]:
@@ -469,7 +466,7 @@ class RayGroupBuffer(RemoteGroups):
                 if not deadline.left_s or not self._names.exists(GROUPS):
                     msg = f"{client.callee} has ended, its log stays: open it in a new RayGroupBuffer"
                     raise LostBufferError(msg) from error
-                time.sleep(_RETRY_S)
+                sleep(_RETRY_S)
 
     def close(self) -> None:
         """End the actor, for all handles: later calls raise `LostBufferError`. The log stays. May be called again."""
