@@ -109,7 +109,7 @@ def _drawn(response: Response) -> str:
     """Return the field that is drawn over the tokens."""
     count = len(response.fields[_TOKENS])
     fields = response.fields
-    return next(name for name in _PER_TOKEN if np.shape(fields.get(name)) == (count,))
+    return next(name for name in _PER_TOKEN if np.shape(fields.get(name, 0)) == (count,))
 
 
 @final

@@ -267,7 +267,7 @@ class Machine(RuleBasedStateMachine):
         token = self.buffer.position(step)
         assert self.buffer.position(step) == token
         ended = [group for group in self.groups.values() if group["state"] in ENDED]
-        now = ({}, self.turn, step)
+        now: tuple[Any, int, int] = ({}, self.turn, step)
         for made in self.positions:
             same = all(self.is_before(group, made) == self.is_before(group, now) for group in ended)
             if made[2] == step and same:
