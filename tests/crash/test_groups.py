@@ -39,18 +39,18 @@ def quick_path() -> Iterator[Path]:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize(
-    ("kills", "seed"), [(30, 1), pytest.param(200, 2, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
+    ("lives", "seed"), [(30, 1), pytest.param(650, 2, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
 )
-def test_what_was_acknowledged_survives_kills_and_power_cuts(kills: int, seed: int, quick_path: Path) -> None:
-    command = [sys.executable, "-W", "ignore", "-m", "tests.crash.groups", quick_path / str(kills), kills, seed]
+def test_what_was_acknowledged_survives_kills_and_power_cuts(lives: int, seed: int, quick_path: Path) -> None:
+    """A life ends with one SIGKILL, or with four where a server has clients: more than 1,000 in 650 lives."""
+    command = [sys.executable, "-W", "ignore", "-m", "tests.crash.groups", quick_path / "g", lives, seed]
     done = subprocess.run(list(map(str, command)), cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout)
     assert not found["wrong"], found["wrong"]
-    assert found["groups"] > kills
-    assert found["cuts"]
-    assert found["returns"]
-    assert found["served"]
+    assert found["groups"] > lives
+    assert all(found[what] for what in ("cuts", "returns", "served"))
+    assert lives < 100 or lives + 3 * found["served"] > 1000
 
 
 def fill(path: Path) -> tuple[dict[int, str], str]:

@@ -73,7 +73,7 @@ def parts_of(report: Any) -> Iterator[Part]:
 def _described(title: str, found: dict[str, Any]) -> Iterator[Part]:
     yield Styled(title, "bold")
     tables = {name: _table(value) for name, value in found.items() if _is_table(value)}
-    facts = {name: value for name, value in found.items() if name not in tables and value not in (None, "", (), [])}
+    facts = {name: value for name, value in found.items() if name not in tables and value not in (None, "", (), [], {})}
     width = max((len(_label(name)) for name in facts), default=0)
     for name, value in facts.items():
         lines = [_cell("", one) for one in value] if isinstance(value, (list, tuple)) else [_cell(name, value)]

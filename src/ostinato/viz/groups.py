@@ -17,6 +17,7 @@ from ostinato.viz.sources import FieldRoles, OpenTrajectory, TrajectorySource, a
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Sequence
 
     from ostinato.durable.tensorfile import TreePath
     from ostinato.groups.ledger import GroupEntry
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
 
 _TOKENS = "tokens"
 _PER_TOKEN = ("logprobs", "reward", "mask", "version", _TOKENS)
-"""What is drawn of a response: the first that has a value for each token."""
+"""What may be drawn of responses."""
+_NAME = 12
+"""Most characters of the name of a response in its title."""
 
 
 @final
@@ -68,21 +71,19 @@ class GroupFolder(TrajectorySource):
             group = read_group(entry)
         except (OstinatoError, OSError) as error:
             return OpenTrajectory(name, problem=str(error))
-        shown = {_title(each): each for each in group.responses}
-        half = -(-len(shown) // 2)
-        paths: dict[str, TreePath] = {title: (title,) for title in shown}
-        tokens: dict[str, TreePath] = {f"token of {each.id}": (title, _TOKENS) for title, each in shown.items()}
-        titles = list(paths)
+        drawn = _drawn(group.responses)
+        shown = dict(zip(_titles(group.responses), group.responses, strict=True))
+        titles, half = list(shown), -(-len(shown) // 2)
         roles = FieldRoles(
-            current={title: paths[title] for title in titles[:half]},
-            following={title: paths[title] for title in titles[half:]},
-            extra=tokens,
-            titles=("responses", "further responses"),
+            current={title: (title,) for title in titles[:half]},
+            following={title: (title,) for title in titles[half:]},
+            extra={_TOKENS: (_TOKENS,)},
+            titles=(f"{drawn} of responses", "further responses"),
         )
         prompt = group.prompt.get("text", group.prompt) if isinstance(group.prompt, dict) else group.prompt
         facts = [("state", entry.state), ("prompt", prompt)]
         facts += [(each.id, each.fields["text"]) for each in group.responses if "text" in each.fields]
-        return OpenTrajectory(name, steps, 1, _Responses(shown, steps), roles, tuple(facts))
+        return OpenTrajectory(name, steps, 1, _Responses(shown, drawn, steps), roles, tuple(facts))
 
     def row_ages(self) -> np.ndarray:
         """Return no ages: groups have no rows."""
@@ -97,38 +98,46 @@ class GroupFolder(TrajectorySource):
         return dict(found)
 
 
-def _title(response: Response) -> str:
-    reward = reward_of(response)
-    words = [f"reward {reward:.4g}" if np.isfinite(reward) else "no reward"]
-    words += [f"version {versions_of(response)}"] if "version" in response.fields else []
-    words += [number_of(len(response.fields[_TOKENS]), "token"), *([] if response.done else ["not complete"])]
-    return f"{response.id}: {', '.join(words)}, {_drawn(response)}"
+def _titles(responses: Sequence[Response]) -> list[str]:
+    """Return a title for each response: its name, reward, version and length."""
+    names = [each.id if len(each.id) <= _NAME else f"...{each.id[-_NAME:]}" for each in responses]
+    names = names if len(set(names)) == len(names) else [each.id for each in responses]
+    titles = []
+    for name, response in zip(names, responses, strict=True):
+        reward = reward_of(response)
+        words = [f"reward {reward:.4g}" if np.isfinite(reward) else "no reward"]
+        words += [f"version {versions_of(response)}"] if "version" in response.fields else []
+        words += [number_of(len(response.fields[_TOKENS]), "token"), *([] if response.done else ["not complete"])]
+        titles.append(f"{name}: {', '.join(words)}")
+    return titles
 
 
-def _drawn(response: Response) -> str:
-    """Return the field that is drawn over the tokens."""
-    count = len(response.fields[_TOKENS])
-    fields = response.fields
-    return next(name for name in _PER_TOKEN if np.shape(fields.get(name, 0)) == (count,))
+def _drawn(responses: Sequence[Response]) -> str:
+    """Return the field that is drawn: the first of which all responses have a value for each token."""
+    return next(
+        name
+        for name in _PER_TOKEN
+        if all(np.shape(each.fields.get(name, 0)) == (len(each.fields[_TOKENS]),) for each in responses)
+    )
 
 
 @final
 class _Responses:
-    """The responses of a group as vectors over tokens; NaN, or -1 for tokens, behind the end of one."""
+    """A field of the responses of a group as vectors over tokens, NaN behind the end of one, and their tokens."""
 
-    def __init__(self, shown: dict[str, Response], steps: int) -> None:
+    def __init__(self, shown: dict[str, Response], drawn: str, steps: int) -> None:
+        self._tokens = [array_of(response.fields[_TOKENS]) for response in shown.values()]
         self._columns: dict[TreePath, np.ndarray] = {}
         for title, response in shown.items():
-            for path, name in (((title,), _drawn(response)), ((title, _TOKENS), _TOKENS)):
-                values = array_of(response.fields[name])
-                values = values if len(path) > 1 else values.astype(np.float32)
-                padding = np.full(steps - len(values), -1 if len(path) > 1 else np.nan, values.dtype)
-                self._columns[path] = np.concatenate([values, padding])
+            values = array_of(response.fields[drawn]).astype(np.float32)
+            self._columns[(title,)] = np.pad(values, (0, steps - len(values)), constant_values=np.nan)
         self.shapes: dict[TreePath, tuple[int, ...]] = dict.fromkeys(self._columns, ())
 
     def row(self, path: TreePath, step: int, env: int) -> np.ndarray:
-        """Return the value of one token."""
+        """Return the value of one token, or the tokens of all responses."""
         del env
+        if path == (_TOKENS,):
+            return np.array([tokens[step] for tokens in self._tokens if step < len(tokens)], np.int64)
         return np.asarray(self._columns[path][step])
 
     def column(self, path: TreePath, env: int) -> np.ndarray:

@@ -54,9 +54,9 @@ def test_reports_say_what_is_there(tmp_path: Path) -> None:
     assert (report.groups[0].versions, report.groups[0].tokens) == (("1 to 2", "-"), 5)
     frame = read_frame(open_source(tmp_path / "g"), Position(1, 3))
     assert [trace.name for trace in (*frame.current.traces, *frame.following.traces)] == [
-        "a: reward 1.5, version 1 to 2, 4 tokens, logprobs", "b: no reward, 1 token, tokens"
+        "a: reward 1.5, version 1 to 2, 4 tokens", "b: no reward, 1 token"
     ]  # fmt: skip
-    assert {("state", "leased"), ("prompt", "prompt 1"), ("token of a", "6"), ("b", "seven")} <= {*frame.facts}
+    assert {("state", "leased"), ("prompt", "prompt 1"), ("tokens", "6"), ("b", "seven")} <= {*frame.facts}
     for command in ("inspect", "verify"):
         done = ostinato(command, tmp_path / "g")
         assert (done.returncode, done.stderr) == (0, "")
