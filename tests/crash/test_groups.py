@@ -97,7 +97,8 @@ def test_damaged_segments_are_refused_or_cut(count: int, seed: int, quick_path: 
             wrong += [] if named else [str(error)]
             outcomes["refused"] += 1
         else:
-            assert [Path(cut.file).name for cut in found.cuts] == [victim], (kind, found.cuts)
+            cuts = [Path(cut.file).name for cut in found.cuts]
+            assert cuts == [victim] or (victim == max(files) and not cuts), (kind, cuts)  # it may end with a record
             expected = states.get(found.ledger.serial)
             assert expected is None or json.dumps(found.ledger.to_json()) == expected
             outcomes["cut"] += 1
