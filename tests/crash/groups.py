@@ -126,6 +126,21 @@ def forked(say: Callable[[Any], Any], run: Callable[..., None], *arguments: Any)
     return child
 
 
+def cut_power(folder: Path, synced: dict[str, int], rng: random.Random) -> int:
+    """Take away bytes that no `fsync` has put on the disk, the end of a file and blocks; return in how many files."""
+    changed = 0
+    for path in folder.glob("segment-*.log"):
+        data = bytearray(path.read_bytes())
+        kept = min(synced.get(path.name, len(data)), len(data))
+        changed += kept < len(data)
+        del data[rng.randrange(kept, len(data) + 1) :]
+        for start in range(kept, len(data), 64):
+            if rng.random() < 0.2:
+                data[start : start + 64] = bytes(len(data[start : start + 64]))
+        path.write_bytes(data)
+    return changed
+
+
 class Trials:
     """What was acknowledged, and what is wrong."""
 
@@ -157,7 +172,7 @@ class Trials:
         for report in reports:
             getattr(self, f"hear_{report[0]}", lambda *_: None)(*report[1:])
         if self.rng.random() < 0.5:
-            self.cut_power({name: size[0] for name, size in synced.items()})
+            self.cuts += cut_power(self.folder, {name: size[0] for name, size in synced.items()}, self.rng)
         self.compare()
 
     def own(self, kill: int, say: Callable[[Any], Any], socket: str = "") -> None:
@@ -203,21 +218,6 @@ class Trials:
 
     def hear_token(self, token: dict[str, Any]) -> None:
         self.tokens = [*self.tokens, (token, dict(self.trained))][-2:]
-
-    def cut_power(self, synced: dict[str, int]) -> None:
-        """Take away bytes that no `fsync` has put on the disk: the end of a file, or a piece of it."""
-        for path in self.folder.glob("segment-*.log"):
-            size, kept = path.stat().st_size, synced.get(path.name)
-            if kept is None or kept >= size:
-                continue
-            with path.open("r+b") as stream:
-                start = self.rng.randrange(kept, size + 1)
-                if self.rng.random() < 0.5:
-                    stream.truncate(start)
-                else:
-                    stream.seek(start)
-                    stream.write(bytes(self.rng.randrange(size - start + 1)))
-            self.cuts += 1
 
     def compare(self) -> None:
         """Open the buffer, sometimes at a token, and look for what was acknowledged."""

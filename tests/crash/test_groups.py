@@ -20,7 +20,7 @@ from ostinato import GroupBuffer
 from ostinato.errors import CheckpointError
 from ostinato.groups.log import Log
 from ostinato.groups.recovery import replay
-from tests.crash.groups import OPTIONS, values
+from tests.crash.groups import OPTIONS, cut_power, values
 from tests.crash.mutations import _changed
 
 if TYPE_CHECKING:
@@ -135,20 +135,10 @@ def test_a_power_cut_loses_no_more_than_sync_allows(
                 buffer.flush()
             if sync == "always" or number % 2:
                 needed = log.written
-            cut_power(quick_path, dict(safe), rng)
+            synced = dict(safe)
+            shutil.rmtree(quick_path / "cut", ignore_errors=True)
+            shutil.copytree(quick_path / "g", quick_path / "cut")
+            cut_power(quick_path / "cut", synced, rng)
             found = replay(quick_path / "cut", buffer._name, "ready").ledger
             assert found.serial >= needed
             assert json.dumps(found.to_json()) == states[found.serial]
-
-
-def cut_power(folder: Path, safe: dict[str, int], rng: random.Random) -> None:
-    """Make the folder `cut` of what is left of the folder `g`."""
-    shutil.rmtree(folder / "cut", ignore_errors=True)
-    shutil.copytree(folder / "g", folder / "cut")
-    for path in (folder / "cut").glob("segment-*"):
-        data, kept = bytearray(path.read_bytes()), safe[path.name]
-        del data[rng.randrange(kept, len(data) + 1) :]
-        for start in range(kept, len(data), 64):
-            if rng.random() < 0.2:
-                data[start : start + 64] = bytes(len(data[start : start + 64]))
-        path.write_bytes(data)
