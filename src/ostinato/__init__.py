@@ -38,13 +38,14 @@ if TYPE_CHECKING:  # for editors and type checkers; `_MODULES` says the same at 
     from ostinato.core.episodes.continuity import DEFAULT_DONE_KEYS, find_start_stop_traj
     from ostinato.core.episodes.tracker import Episodes
     from ostinato.datasets import DatasetStorage, open_dataset
+    from ostinato.distributed.groups import GroupClient, GroupServer, RayGroupBuffer
     from ostinato.distributed.ray_buffer import RayReplayBuffer
     from ostinato.distributed.rpc import RemoteTensorDictReplayBuffer
     from ostinato.distributed.sharded import ShardedReplayBuffer
     from ostinato.durable.codecs import Codec, ZlibCodec, ZstdCodec
     from ostinato.durable.progress import ProgressOption
     from ostinato.durable.ted import Flat2TED, H5Combine, H5Split, Nested2TED, TED2Flat, TED2Nested
-    from ostinato.groups import GroupBuffer
+    from ostinato.groups import GroupBuffer, GroupLogger
     from ostinato.samplers import (
         ConsumingSampler,
         HeapSampler,
@@ -133,6 +134,9 @@ __all__ = [  # noqa: RUF022 (plain order: ruff would put the constant first)
     "FlatStorageCheckpointer",
     "FrameStack",
     "GroupBuffer",
+    "GroupClient",
+    "GroupLogger",
+    "GroupServer",
     "H5Combine",
     "H5Split",
     "H5StorageCheckpointer",
@@ -164,6 +168,7 @@ __all__ = [  # noqa: RUF022 (plain order: ruff would put the constant first)
     "RaggedTensorStorage",
     "RandomSampler",
     "RateLimiter",
+    "RayGroupBuffer",
     "RayReplayBuffer",
     "RemoteTensorDictReplayBuffer",
     "RenameFields",
@@ -248,13 +253,14 @@ _MODULES = {
     "core.episodes.continuity": ("DEFAULT_DONE_KEYS", "find_start_stop_traj"),
     "core.episodes.tracker": ("Episodes",),
     "datasets": ("DatasetStorage", "open_dataset"),
+    "distributed.groups": ("GroupClient", "GroupServer", "RayGroupBuffer"),
     "distributed.ray_buffer": ("RayReplayBuffer",),
     "distributed.rpc": ("RemoteTensorDictReplayBuffer",),
     "distributed.sharded": ("ShardedReplayBuffer",),
     "durable.codecs": ("Codec", "ZlibCodec", "ZstdCodec"),
     "durable.progress": ("ProgressOption",),
     "durable.ted": ("Flat2TED", "H5Combine", "H5Split", "Nested2TED", "TED2Flat", "TED2Nested"),
-    "groups": ("GroupBuffer",),
+    "groups": ("GroupBuffer", "GroupLogger"),
     "samplers": (
         "ConsumingSampler",
         "HeapSampler",

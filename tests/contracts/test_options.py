@@ -12,7 +12,8 @@ from tests.registry import reached, rows
 
 LEFT_OUT = {
     *("BufferStats", "ParameterScheduler", "Storage", "Trajectory"),  # records and abstract classes
-    *("RayReplayBuffer", "ShardedReplayBuffer"),  # would begin a cluster
+    *("RayGroupBuffer", "RayReplayBuffer", "ShardedReplayBuffer"),  # would begin a cluster
+    "GroupServer",  # has no such options
 }
 BUFFER = ReplayBuffer(storage=LazyTensorStorage(4), batch_size=2)
 SCHEDULE: dict[str, Any] = {"obj": PrioritizedSampler(4, 0.7, 0.5), "param_name": "beta"}
@@ -20,6 +21,8 @@ ARGUMENTS = {"ReplayBufferEnsemble": (BUFFER,), "SamplerEnsemble": (RandomSample
 NEEDED: dict[str, dict[str, Any]] = {
     "DeltaTimestamps": {"delta_timestamps": {"obs": [0.0]}, "fps": 10},
     "FrameStack": {"k": 2, "keys": ["obs"]},
+    "GroupClient": {"address": "socket"},
+    "GroupLogger": {"buffer": None, "writer": None},
     "HERReplayBuffer": {"reward_fn": reached},
     "HeapSampler": {"max_capacity": 4},
     "Hindsight": {"reward_fn": reached},

@@ -8,17 +8,22 @@ are not, as a power cut does, opens the buffer and compares it with the reports.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
 import signal
 import sys
+import threading
+import time
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ostinato import GroupBuffer
+from ostinato import GroupBuffer, GroupClient, GroupServer
+from ostinato.errors import OptionError, UsageError, WaitTimeoutError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,7 +39,7 @@ def values(group: str, response: str, part: int) -> dict[str, Any]:
     return {"tokens": tokens, "reward": rng.random(), "routing": torch.full((len(tokens), 3), rng.randrange(99))}
 
 
-def append(buffer: GroupBuffer, group: str, rng: random.Random) -> list[Any] | None:
+def append(buffer: Any, group: str, rng: random.Random) -> list[Any] | None:
     """Append the next part of a response; return what was appended."""
     found = {response.id: response for response in buffer.group(group).responses}
     for name in ("a", "b"):
@@ -46,32 +51,42 @@ def append(buffer: GroupBuffer, group: str, rng: random.Random) -> list[Any] | N
     return None
 
 
-def work(buffer: GroupBuffer, rng: random.Random, say: Callable[[Any], Any]) -> None:
-    """Use a buffer until this process dies."""
+def work(buffer: Any, rng: random.Random, say: Callable[[Any], Any]) -> None:
+    """Use a buffer until this process dies, or, as a client, until another one is quicker."""
     while True:
         unfinished = buffer.ids("waiting") + buffer.ids("running")
         chance, step = rng.random(), buffer.stats().step + 1
         if len(unfinished) < 3 or chance < 0.1:
             start = buffer.cursor
-            say(["admit", buffer.admit([f"prompt {start + k}" for k in range(2)])])
+            numbers = (start, start + 1)
+            say(["admit", buffer.admit([f"prompt {k}" for k in numbers], ids=[f"{k}" for k in numbers])])
         elif chance < 0.75:
-            say(append(buffer, rng.choice(unfinished), rng))
+            say(append(buffer, rng.choice(unfinished), rng) or ["nothing"])
         elif chance < 0.8:
             group = rng.choice(unfinished)
             buffer.drop(group, "chance")
             say(["drop", group])
         elif chance < 0.92 and buffer.ids("ready"):
-            lease = buffer.lease(1)
+            lease = buffer.lease(1, timeout_s=0)
             say(["lease", lease.groups[0].id])
             if rng.random() < 0.8:
                 buffer.ack(lease, step=step)
                 say(["ack", lease.groups[0].id, step])
             else:
                 buffer.release(lease)
+        elif isinstance(buffer, GroupClient):
+            buffer.stats()  # tokens of the lives before shall stay, and what others train meanwhile is not known
         elif chance < 0.97:
             say(["token", buffer.position(step - 1)])
         else:
             buffer.compact()
+
+
+def work_as_client(socket: str, rng: random.Random, say: Callable[[Any], Any]) -> None:
+    client = GroupClient(socket)
+    while True:
+        with contextlib.suppress(OptionError, UsageError, WaitTimeoutError):
+            work(client, rng, say)
 
 
 def die_at(number: int, rng: random.Random, say: Callable[[Any], Any]) -> None:
@@ -98,6 +113,34 @@ def die_at(number: int, rng: random.Random, say: Callable[[Any], Any]) -> None:
         setattr(os, name, counted(name, getattr(os, name)))
 
 
+def forked(say: Callable[[Any], Any], run: Callable[..., None], *arguments: Any) -> int:
+    """Return the id of a process that runs a function and ends."""
+    child = os.fork()
+    if child == 0:
+        try:
+            run(*arguments)
+        except BaseException as error:
+            say(["failed", repr(error)])
+        finally:
+            os._exit(1)
+    return child
+
+
+def cut_power(folder: Path, synced: dict[str, int], rng: random.Random) -> int:
+    """Take away bytes that no `fsync` has put on the disk, the end of a file and blocks; return in how many files."""
+    changed = 0
+    for path in folder.glob("segment-*.log"):
+        data = bytearray(path.read_bytes())
+        kept = min(synced.get(path.name, len(data)), len(data))
+        changed += kept < len(data)
+        del data[rng.randrange(kept, len(data) + 1) :]
+        for start in range(kept, len(data), 64):
+            if rng.random() < 0.2:
+                data[start : start + 64] = bytes(len(data[start : start + 64]))
+        path.write_bytes(data)
+    return changed
+
+
 class Trials:
     """What was acknowledged, and what is wrong."""
 
@@ -108,32 +151,54 @@ class Trials:
         self.dropped: set[str] = set()
         self.tokens: list[tuple[dict[str, Any], dict[str, int]]] = []
         self.wrong: list[str] = []
-        self.cuts = self.returns = 0
+        self.cuts = self.returns = self.served = 0
 
     def life(self, kill: int) -> None:
-        """Work in a fork until the kill, take in what it reported, and compare."""
+        """Work in forks until the kill, take in what they reported, and compare."""
         pipe, end = os.pipe()
-        child = os.fork()
-        if child == 0:
-            try:
-                write = os.write
-                die_at(kill, self.rng, lambda what: write(end, json.dumps(what).encode() + b"\n"))
-                with GroupBuffer(self.folder, **OPTIONS) as buffer:
-                    work(buffer, self.rng, lambda what: write(end, json.dumps(what).encode() + b"\n"))
-            except BaseException as error:
-                write(end, json.dumps(["failed", repr(error)]).encode() + b"\n")
-            finally:
-                os._exit(1)
+        write = os.write
+
+        def say(what: Any) -> None:
+            write(end, json.dumps(what).encode() + b"\n")
+
+        if self.rng.random() < 0.3:
+            self.serve(kill, say)
+        else:
+            os.waitpid(forked(say, self.own, kill, say), 0)
         os.close(end)
         with os.fdopen(pipe) as stream:
             reports = [json.loads(line) for line in stream]
-        os.waitpid(child, 0)
         synced = {name: size for what, name, *size in (each for each in reports if each[0] == "synced")}
         for report in reports:
             getattr(self, f"hear_{report[0]}", lambda *_: None)(*report[1:])
         if self.rng.random() < 0.5:
-            self.cut_power({name: size[0] for name, size in synced.items()})
+            self.cuts += cut_power(self.folder, {name: size[0] for name, size in synced.items()}, self.rng)
         self.compare()
+
+    def own(self, kill: int, say: Callable[[Any], Any], socket: str = "") -> None:
+        """Open the buffer and use it, or serve it, until the kill."""
+        signal.alarm(60)
+        die_at(kill, self.rng, say)
+        with GroupBuffer(self.folder, **OPTIONS) as buffer:
+            if not socket:
+                work(buffer, self.rng, say)
+            with GroupServer(buffer, socket):
+                threading.Event().wait()
+
+    def serve(self, kill: int, say: Callable[[Any], Any]) -> None:
+        """Two clients use a server that is killed twice; one of them is killed at any time."""
+        socket = f"{self.folder}.s"
+        workers = [forked(say, work_as_client, socket, random.Random(f"{kill} {k}"), say) for k in range(2)]
+        for number in range(2):
+            owner = forked(say, self.own, kill, say, socket)
+            if number:
+                time.sleep(self.rng.random() * 0.1)
+                os.kill(workers[0], signal.SIGKILL)
+            os.waitpid(owner, 0)
+        os.kill(workers[1], signal.SIGKILL)
+        for worker in workers:
+            os.waitpid(worker, 0)
+        self.served += 1
 
     def hear_failed(self, error: str) -> None:
         self.wrong.append(error)
@@ -153,21 +218,6 @@ class Trials:
 
     def hear_token(self, token: dict[str, Any]) -> None:
         self.tokens = [*self.tokens, (token, dict(self.trained))][-2:]
-
-    def cut_power(self, synced: dict[str, int]) -> None:
-        """Take away bytes that no `fsync` has put on the disk: the end of a file, or a piece of it."""
-        for path in self.folder.glob("segment-*.log"):
-            size, kept = path.stat().st_size, synced.get(path.name)
-            if kept is None or kept >= size:
-                continue
-            with path.open("r+b") as stream:
-                start = self.rng.randrange(kept, size + 1)
-                if self.rng.random() < 0.5:
-                    stream.truncate(start)
-                else:
-                    stream.seek(start)
-                    stream.write(bytes(self.rng.randrange(size - start + 1)))
-            self.cuts += 1
 
     def compare(self) -> None:
         """Open the buffer, sometimes at a token, and look for what was acknowledged."""
@@ -228,15 +278,18 @@ class Trials:
 
 
 def main(folder: str, kills: int, seed: int) -> dict[str, Any]:
-    """Kill as often as told, and return what was found."""
+    """Kill as often as told, and return what was found; each life reads all before it, so that buffers have 50."""
     torch.set_num_threads(1)
-    rng = random.Random(seed)
-    trials = Trials(Path(folder), rng)
-    for _ in range(kills):
-        trials.life(rng.randrange(1, 150))
-        rng.seed(rng.random())
-    groups = trials.finish()
-    return {"groups": groups, "cuts": trials.cuts, "returns": trials.returns, "wrong": trials.wrong[:20]}
+    rng, found, wrong = random.Random(seed), Counter[str](), list[str]()
+    for first in range(0, kills, 50):
+        trials = Trials(Path(folder) / str(first), rng)
+        for _ in range(min(50, kills - first)):
+            trials.life(rng.randrange(1, 150))
+            rng.seed(rng.random())
+        counts = {name: getattr(trials, name) for name in ("cuts", "returns", "served")}
+        found.update(groups=trials.finish(), **counts)
+        wrong += trials.wrong
+    return {**found, "wrong": wrong[:20]}
 
 
 if __name__ == "__main__":

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
+import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +18,9 @@ import pytest
 
 from ostinato import GroupBuffer
 from ostinato.errors import CheckpointError
+from ostinato.groups.log import Log
 from ostinato.groups.recovery import replay
-from tests.crash.groups import OPTIONS, values
+from tests.crash.groups import OPTIONS, cut_power, values
 from tests.crash.mutations import _changed
 
 if TYPE_CHECKING:
@@ -35,17 +39,18 @@ def quick_path() -> Iterator[Path]:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize(
-    ("kills", "seed"), [(30, 1), pytest.param(200, 2, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
+    ("lives", "seed"), [(30, 1), pytest.param(650, 2, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
 )
-def test_what_was_acknowledged_survives_kills_and_power_cuts(kills: int, seed: int, quick_path: Path) -> None:
-    command = [sys.executable, "-W", "ignore", "-m", "tests.crash.groups", quick_path / str(kills), kills, seed]
+def test_what_was_acknowledged_survives_kills_and_power_cuts(lives: int, seed: int, quick_path: Path) -> None:
+    """A life ends with one SIGKILL, or with four where a server has clients: more than 1,000 in 650 lives."""
+    command = [sys.executable, "-W", "ignore", "-m", "tests.crash.groups", quick_path / "g", lives, seed]
     done = subprocess.run(list(map(str, command)), cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout)
     assert not found["wrong"], found["wrong"]
-    assert found["groups"] > kills
-    assert found["cuts"]
-    assert found["returns"]
+    assert found["groups"] > lives
+    assert all(found[what] for what in ("cuts", "returns", "served"))
+    assert lives < 100 or lives + 3 * found["served"] > 1000
 
 
 def fill(path: Path) -> tuple[dict[int, str], str]:
@@ -68,7 +73,7 @@ def fill(path: Path) -> tuple[dict[int, str], str]:
 
 
 @pytest.mark.parametrize(
-    ("count", "seed"), [(300, 1), pytest.param(10_000, 2, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])]
+    ("count", "seed"), [(300, 1), pytest.param(100_000, 2, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])]
 )
 def test_damaged_segments_are_refused_or_cut(count: int, seed: int, quick_path: Path) -> None:
     path, rng = quick_path / f"damaged{count}", random.Random(seed)
@@ -92,10 +97,48 @@ def test_damaged_segments_are_refused_or_cut(count: int, seed: int, quick_path: 
             wrong += [] if named else [str(error)]
             outcomes["refused"] += 1
         else:
-            assert [Path(cut.file).name for cut in found.cuts] == [victim], (kind, found.cuts)
+            cuts = [Path(cut.file).name for cut in found.cuts]
+            assert cuts == [victim] or (victim == max(files) and not cuts), (kind, cuts)  # it may end with a record
             expected = states.get(found.ledger.serial)
             assert expected is None or json.dumps(found.ledger.to_json()) == expected
             outcomes["cut"] += 1
         (path / victim).write_bytes(files[victim])
     assert not wrong
     assert min(outcomes.values()) > count // 10, outcomes
+
+
+@pytest.mark.parametrize("sync", ["always", "interval", "never"])
+def test_a_power_cut_loses_no_more_than_sync_allows(
+    sync: str, quick_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk has what was synced; blocks written since are there or not, in any order."""
+    rng, safe, states = random.Random(sync), dict[str, int](), dict[int, str]()
+
+    def record(fd: int) -> None:
+        safe[Path(f"/proc/self/fd/{fd}").readlink().name] = os.fstat(fd).st_size
+
+    monkeypatch.setattr("ostinato.groups.log.sync_fd", record)
+    options: Any = {"sync": sync, "interval_s": 0.005, "segment_bytes": 3000, "clock": lambda: 1000.0}
+    with GroupBuffer(quick_path / "g", **options) as buffer:
+        log = buffer._log
+        assert isinstance(log, Log)
+        needed = 0
+        for number in range(30):
+            append = partial(buffer.append, str(number), {"tokens": [1] * 99}, id="a")
+            for call in (bool, partial(buffer.position, number), partial(buffer.admit, ["p"]), append):
+                call()
+                states[log.written] = json.dumps(buffer._ledger.to_json())
+            deadline = time.monotonic() + 20 * (sync == "interval") * (number % 2)
+            while log._synced < log.written and time.monotonic() < deadline:
+                time.sleep(0.001)
+            if sync == "never" and number % 2:
+                buffer.flush()
+            if sync == "always" or number % 2:
+                needed = log.written
+            synced = dict(safe)
+            shutil.rmtree(quick_path / "cut", ignore_errors=True)
+            shutil.copytree(quick_path / "g", quick_path / "cut")
+            cut_power(quick_path / "cut", synced, rng)
+            found = replay(quick_path / "cut", buffer._name, "ready").ledger
+            assert found.serial >= needed
+            assert json.dumps(found.to_json()) == states[found.serial]

@@ -86,10 +86,10 @@ _Source: TypeAlias = Annotated[
 _Save: TypeAlias = Annotated[
     Path | None, typer.Option("--save-path", help="RLinf's name of OUTPUT.", show_default=False)
 ]
-_CHECKPOINT_OR_TRAJECTORIES = "Checkpoint that dumps() wrote, or directory of trajectories."
+_SAVED_DATA = "Checkpoint that dumps() wrote, directory of trajectories, or folder of a GroupBuffer."
 _ANY_DATA = (
-    "Dataset (LeRobot, Minari, D4RL, robomimic, Zarr, RLinf), checkpoint that dumps() wrote, or directory of "
-    "trajectories."
+    "Dataset (LeRobot, Minari, D4RL, robomimic, Zarr, RLinf), checkpoint that dumps() wrote, directory of "
+    "trajectories, or folder of a GroupBuffer."
 )
 _DataPath: TypeAlias = Annotated[Path, typer.Argument(metavar="PATH", help=_ANY_DATA)]
 _OptionalDataPath: TypeAlias = Annotated[
@@ -264,19 +264,20 @@ def inspect(
         report = tools.inspect_store(path, read_headers=not quick, allow_pickle=allow_pickle, progress=not as_json)
     else:
         _check_no_pickle(path, allow_pickle=allow_pickle)
-        read = tools.inspect_dataset if kind == "dataset" else tools.inspect_checkpoint
+        readers: dict[str, Any] = {"dataset": tools.inspect_dataset, "groups": tools.inspect_groups}
+        read = readers.get(kind, tools.inspect_checkpoint)
         report = read(path, read_data=not quick, progress=not as_json)
     answer(report, as_json=as_json)
 
 
 @app.command(epilog=_examples("ostinato verify runs/rollouts"))
 def verify(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help=_CHECKPOINT_OR_TRAJECTORIES)],
+    path: Annotated[Path, typer.Argument(metavar="PATH", help=_SAVED_DATA)],
     *,
     allow_pickle: _AllowPickle = False,
     as_json: _Json = False,
 ) -> None:
-    """Read all files, verify counts, shapes and available checksums, and list the damaged files.
+    """Read all files, verify counts, shapes and available checksums, and list the damaged files. Repairs nothing.
 
     Also lists the files that could not be checked: those that only a damaged manifest or index describes, and pickles
     without a checksum.

@@ -58,8 +58,11 @@ def convert(
         msg = f"--format must be one of {', '.join([*FORMATS, *_DATASETS])}, got {to!r}"
         raise require("typer", "cli").BadParameter(msg)
     advice = f"give --format {', '.join(_DATASETS)} to write it as a dataset of another format"
-    if kind_or_advice(source, advice) == "buffer":
+    kind = kind_or_advice(source, advice)
+    if kind != "trajectories":
         msg = f"{source} is the checkpoint of a buffer, which has one format: {advice}"
+        if kind == "groups":
+            msg = f"{source} is a buffer of groups, which has one format: ostinato.GroupBuffer reads it"
         raise CheckpointError(msg)
     _check_options(options, ("allow_pickle",), f"{source}, which is a directory of trajectories")
     return tools.convert(source, target, to or "safetensors", **options, **how)
@@ -204,7 +207,7 @@ def check_output(path: Path, output: Path) -> None:
 
 
 def kind_or_advice(path: Path, advice: str) -> str:
-    """Return "trajectories" or "buffer", as `tools.kind_of`.
+    """Return "trajectories", "buffer" or "groups", as `tools.kind_of`.
 
     Raises:
         CheckpointError: It is neither; for a dataset the message ends with the advice.

@@ -26,7 +26,7 @@ __all__ = ["Part", "Styled", "Table", "answer", "rendered", "show", "show_error"
 
 _FLAGS = re.compile(r"\b(allow_pickle|overwrite|copy|move)=True")
 _VALUES = re.compile(r"\b(fps|fields|task|images|codec|layout|episodes|ndim|max_size)=(?:'([\w.-]*)')?(?!\w)")
-_NUMBER = re.compile(r"-$|-?[\d.]+|-?inf$|nan$")
+_NUMBER = re.compile(r"(?!.*;)(?:-$|-?[\d.]+|-?inf$|nan$)")
 _INDENT = "  "
 """Of the further lines of a name in a table."""
 

@@ -20,6 +20,7 @@ __all__ = ["parts_of"]
 _LABELS = {
     "bytes_after": "size now",
     "bytes_before": "size before",
+    "cuts": "not whole",
     "exact_resume": "resumes exactly",
     "file_bytes": "size of files",
     "fps": "rows per second",
@@ -30,6 +31,7 @@ _LABELS = {
     "minimum": "min",
     "nan_count": "NaN",
     "nbytes": "size",
+    "needed_bytes": "needed by groups",
     "num_samples": "rows of the batch",
     "resumed": "resumed an earlier run",
     "rows_drawn": "drawn",
@@ -47,7 +49,7 @@ _LABELS = {
     "write_count": "written",
 }
 """Names of facts and columns; others are those of the fields of the report."""
-_STYLES = dict.fromkeys(("assumptions", "left", "left_out_because", "notes", "unchecked", "unlisted"), "yellow")
+_STYLES = dict.fromkeys(("assumptions", "cuts", "left", "left_out_because", "notes", "unchecked", "unlisted"), "yellow")
 _SEVERITIES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 _JSON_ALONE = {"schema"}
 """Columns that are too wide for a terminal."""
@@ -71,7 +73,7 @@ def parts_of(report: Any) -> Iterator[Part]:
 def _described(title: str, found: dict[str, Any]) -> Iterator[Part]:
     yield Styled(title, "bold")
     tables = {name: _table(value) for name, value in found.items() if _is_table(value)}
-    facts = {name: value for name, value in found.items() if name not in tables and value not in (None, "", (), [])}
+    facts = {name: value for name, value in found.items() if name not in tables and value not in (None, "", (), [], {})}
     width = max((len(_label(name)) for name in facts), default=0)
     for name, value in facts.items():
         lines = [_cell("", one) for one in value] if isinstance(value, (list, tuple)) else [_cell(name, value)]

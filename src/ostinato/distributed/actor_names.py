@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BUFFER",
     "FLEET",
+    "GROUPS",
     "NAMESPACE",
     "ActorNames",
     "check_connected",
@@ -39,9 +40,11 @@ BUFFER = "buffer"
 """Part of the name of the actor of a `RayReplayBuffer`."""
 FLEET = "fleet"
 """Part of the name of the `FleetActor`."""
+GROUPS = "groups"
+"""Part of the name of the actor of a `RayGroupBuffer`."""
 _PREFIX = "ostinato"
 _LIFETIMES = (None, "non_detached", "detached")
-_KINDS = {BUFFER: "RayReplayBuffer", FLEET: "ShardedReplayBuffer"}
+_KINDS = {BUFFER: "RayReplayBuffer", FLEET: "ShardedReplayBuffer", GROUPS: "RayGroupBuffer"}
 _MAX_LENGTH = 200
 _END_TIMEOUT_S = 10.0
 _POLL_EVERY_S = 0.01

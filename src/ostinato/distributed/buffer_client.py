@@ -39,7 +39,7 @@ class BufferClient:
     @property
     def callee(self) -> Callee:
         """The actor in error messages."""
-        return Callee("the actor of the replay buffer").at(self.info)
+        return Callee(self.info.get("callee", "the actor of the replay buffer")).at(self.info)
 
     def result(self, reference: Any, method: str, deadline: Deadline) -> Any:
         """Wait for the result of a call of the actor."""

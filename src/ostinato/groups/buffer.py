@@ -20,15 +20,15 @@ from ostinato.errors import (
     UsageError,
     WaitTimeoutError,
 )
-from ostinato.groups.ledger import DROPPED, STATES, GroupEntry, Ledger, Position, ResponseEntry
+from ostinato.groups.ledger import DROPPED, ENDED, STATES, GroupEntry, Ledger, Position, ResponseEntry
 from ostinato.groups.log import Log, MemoryLog, Sync
 from ostinato.groups.records import Group, Lease, Payload, Response, join, pack, payload_of, prepare
-from ostinato.groups.recovery import Cut, clean, log_files, replay, write_base
+from ostinato.groups.recovery import FORMAT, Cut, clean, log_files, replay, write_base
+from ostinato.groups.stats import GroupStats, Meter, histogram
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-FORMAT = "ostinato-groups"
 WAIT_S = 60.0
 """How long calls wait unless they are told otherwise."""
 _ENDING = {"ack", "drop", "position"}
@@ -55,36 +55,6 @@ class GroupOptions(TypedDict, total=False):
     keep_positions: int
     repair: bool
     clock: Callable[[], float]
-
-
-class GroupStats(NamedTuple):
-    """Numbers of a `GroupBuffer`.
-
-    Attributes:
-        counts: Groups in each state, since the buffer was created.
-        dropped: Groups dropped, by reason.
-        staleness: Groups trained, by the steps between their oldest policy version and their training.
-        leases: Active leases.
-        step: The trainer's last step.
-        admitted: Groups admitted, which is the cursor unless `admit(cursor=)` gave another.
-        tokens: Tokens appended.
-        oldest_s: Seconds since the oldest group that still takes responses was admitted.
-        disk_bytes: Bytes of the files of the log.
-        needed_bytes: Those that groups need; compaction removes the rest.
-        problem: Why the last compaction in the background failed, if it did; `compact` tries again.
-    """
-
-    counts: dict[str, int]
-    dropped: dict[str, int]
-    staleness: dict[int, int]
-    leases: int
-    step: int
-    admitted: int
-    tokens: int
-    oldest_s: float
-    disk_bytes: int
-    needed_bytes: int
-    problem: str
 
 
 @final
@@ -158,7 +128,7 @@ class GroupBuffer:
         self._lease_s = _seconds("lease_s", lease_s)
         check_choice("sync", sync, ("always", "interval", "never"))
         self._keep = check_integer("keep_positions", keep_positions, 1)
-        self._clock = clock
+        self._clock, self._meter = clock, Meter(clock)
         self._changed = threading.Condition()
         """The lock of the buffer; notified when a call that waits might go on."""
         self._folder = None if path is None else Path(path)
@@ -205,7 +175,7 @@ class GroupBuffer:
         buffer = cls(path, **options)
         try:
             if at is not None:
-                buffer._rewind(at, restore_dropped=restore_dropped)
+                buffer.return_to(at, restore_dropped=restore_dropped)
         except BaseException:
             buffer.close()
             raise
@@ -241,6 +211,7 @@ class GroupBuffer:
         """Write an event and make its change; return its serial number. The lock is held."""
         serial, place = self._log.write(pack(event, payload))
         self._ledger.apply(serial, event, place)
+        self._meter.record(event)
         self._changed.notify_all()
         if event["op"] in _ENDING and isinstance(self._log, Log) and not self._problem and self._log.is_wasteful():
             self._compact_apart()
@@ -405,7 +376,9 @@ class GroupBuffer:
             if new:
                 serial, place = self._log.write(body)
                 self._ledger.apply(serial, event, place)
+                self._meter.record(event)
                 entry = self._ledger.groups[group]
+                entry.touched = self._clock()
                 if entry.id in self._ledger.open and self._timeout_s is not None and entry.id not in self._pending:
                     self._end_waiting(entry)
                 if entry.id not in self._ledger.open:
@@ -504,6 +477,25 @@ class GroupBuffer:
         name, step = _lease_name(lease), check_integer("step", step, 0)
         return self._end_lease(name, "ack", step, {"op": "ack", "lease": name, "step": step})
 
+    def renew(self, lease: str | Lease) -> float:
+        """Let a lease expire `lease_s` seconds from now: a consumer that trains for long calls this in between.
+
+        Returns:
+            When it expires, in seconds of the buffer's clock. A call that is repeated renews the lease again.
+
+        Raises:
+            OptionError: There is no such lease.
+            UsageError: It has expired, was released, or was acknowledged.
+        """
+        name = _lease_name(lease)
+        with self._changed:
+            self._tick()
+            self._ledger.check_lease(name, "")
+            until = self._clock() + self._lease_s
+            serial = self._record({"op": "renew", "lease": name, "until": until})
+        self._log.wait(serial)
+        return until
+
     def release(self, lease: str | Lease) -> bool:
         """Return the groups of a lease, which are ready again.
 
@@ -539,6 +531,7 @@ class GroupBuffer:
 
         Groups acknowledged before this call, in steps up to `step`, are trained there. Groups acknowledged before the
         first token cannot be returned: a trainer that may start again without a checkpoint asks for one at step 0.
+        A call that is repeated returns the same token, unless a group was trained in such a step or dropped meanwhile.
 
         Raises:
             OptionError: `step` is negative.
@@ -546,11 +539,23 @@ class GroupBuffer:
         event = {"op": "position", "step": check_integer("step", step, 0), "keep": self._keep}
         with self._changed:
             self._tick()
-            serial = self._record(event)
+            made = self._ledger.made_position(step)
+            serial = self._record(event) if made is None else made.serial
         self._log.wait(serial)
         return {"format": FORMAT, "log": self._name, "serial": serial, "step": step}
 
-    def _rewind(self, token: Mapping[str, Any], *, restore_dropped: bool) -> None:
+    def return_to(self, token: Mapping[str, Any], *, restore_dropped: bool = False) -> None:
+        """Return consumption to a token, as `open` does: for a trainer that starts again while the buffer is open.
+
+        All leases end. A call that is repeated ends those that were made meanwhile, too.
+
+        Args:
+            token: What `position` returned.
+            restore_dropped: Whether groups dropped after the token return, too.
+
+        Raises:
+            CheckpointError: The token is of another buffer or of another course, or older than those that are kept.
+        """
         keys = {"format", "log", "serial", "step"}
         if not hasattr(token, "keys") or {*token.keys()} != keys or token["format"] != FORMAT:
             msg = f"a token is what position() returned, got {str(token)[:200]}"
@@ -590,12 +595,22 @@ class GroupBuffer:
     def _counts(self) -> str:
         return ", ".join(f"{self._ledger.counts[state]} {state}" for state in STATES)
 
-    def ids(self, state: str) -> list[str]:
-        """Return the ids of the groups in a state; of those trained or dropped, only the ones a token can return."""
+    def ids(self, state: str, *, idle_s: float | None = None) -> list[str]:
+        """Return the ids of the groups in a state; of those trained or dropped, only the ones a token can return.
+
+        Args:
+            state: The state.
+            idle_s: Only those to which nothing was appended for so many seconds, nor were they admitted, or the buffer
+                opened, in this time: their worker may have died, and another one can go on.
+        """
         check_choice("state", state, STATES)
         with self._changed:
             self._tick()
-            return [group.id for group in self._ledger.groups.values() if group.state == state]
+            found = [group for group in self._ledger.groups.values() if group.state == state]
+            if idle_s is not None:
+                until = self._clock() - _seconds("idle_s", idle_s)
+                found = [each for each in found if max(each.touched, each.admitted, self._meter.began) <= until]
+            return [group.id for group in found]
 
     def group(self, id: str) -> Group:  # noqa: A002
         """Read a group and all that was appended to it, also the parts of responses that are not complete.
@@ -627,16 +642,20 @@ class GroupBuffer:
         with self._changed:
             self._tick()
             ledger, segments = self._ledger, self._log.segments if isinstance(self._log, Log) else []
-            oldest = next(iter(ledger.open.values()), None)
+            oldest, now = next(iter(ledger.open.values()), None), self._clock()
+            live = (group for group in ledger.groups.values() if group.state not in ENDED)
             return GroupStats(
                 counts={state: ledger.counts[state] for state in STATES},
                 dropped={reason: count for reason, count in ledger.reasons.items() if count},
-                staleness=dict(ledger.staleness),
+                staleness=dict(sorted(ledger.staleness.items())),
+                ages=histogram(now - group.admitted for group in live),
+                lease_times=dict(sorted(self._meter.lease_times.items())),
                 leases=len(ledger.leases),
                 step=ledger.step,
                 admitted=ledger.admitted,
                 tokens=ledger.tokens,
-                oldest_s=0.0 if oldest is None else self._clock() - oldest.admitted,
+                tokens_per_s=self._meter.tokens_per_s(),
+                oldest_s=0.0 if oldest is None else now - oldest.admitted,
                 disk_bytes=sum(segment.nbytes for segment in segments),
                 needed_bytes=sum(segment.needed_bytes for segment in segments),
                 problem=self._problem,
@@ -720,6 +739,11 @@ def _plan(group: GroupEntry, *, whole: bool) -> _Plan:
         (name, each.done, [part.place for part in each.parts]) for name, each in responses if each.done or not whole
     ]
     return _Plan(group, group.state, group.place, chosen)
+
+
+def read_group(group: GroupEntry) -> Group:
+    """Read a group and all that was appended to it; raises what `_read` raises."""
+    return _read(_plan(group, whole=False))
 
 
 def _read(plan: _Plan) -> Group:

@@ -102,6 +102,8 @@ class GroupEntry:
     reason: str = ""
     """Why it was dropped."""
     lease: str = ""
+    touched: float = 0.0
+    """When a part was appended, by the buffer's clock; 0 if the buffer was not opened since."""
 
     def complete(self) -> int:
         """Return the number of complete responses."""
@@ -310,6 +312,15 @@ class Ledger:
             raise UsageError(msg)
         return False
 
+    def made_position(self, step: int) -> Position | None:
+        """Return a position of a step that one made now would equal, since no other group has ended at it; or None."""
+        now = Position(self.serial, step)
+        for made in self.positions:
+            ended = (_is_before(group, now) and not _is_before(group, made) for group in self.returnable.values())
+            if made.step == step and not any(ended):
+                return made
+        return None
+
     def check_position(self, position: Position) -> None:
         """Raise unless consumption can return to a position.
 
@@ -446,6 +457,10 @@ class Ledger:
             self._end(serial, group, TRAINED)
         self.step = max(self.step, step)
 
+    def _renew(self, _: int, event: dict[str, Any], __: Place) -> None:
+        lease = self.leases[event["lease"]]
+        self.leases[event["lease"]] = lease._replace(until=event["until"])
+
     def _release(self, _: int, event: dict[str, Any], __: Place) -> None:
         self._end_lease(event["lease"], event["how"])
 
@@ -483,6 +498,7 @@ class Ledger:
         "lease": _lease,
         "ack": _ack,
         "release": _release,
+        "renew": _renew,
         "position": _position,
         "rewind": _rewind,
     }

@@ -142,7 +142,7 @@ def payload_of(body: bytearray, where: str, index: int | None = None) -> Any:
 
     node = head.get("payload")
     if index is not None:
-        if not isinstance(node, list) or not 0 <= index < len(node):
+        if not isinstance(node, list) or type(index) is not int or not 0 <= index < len(node):
             damaged(where, f"no value {index}")
         node = node[index]
     return decode(node, where=where, load=load)

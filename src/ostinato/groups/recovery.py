@@ -14,6 +14,7 @@ from ostinato.durable.files import (
     sync_fd,
     write_all,
 )
+from ostinato.durable.manifest import read_manifest
 from ostinato.errors import DamagedFileError
 from ostinato.groups.ledger import Ledger
 from ostinato.groups.log import HEADER, NAME, FilePlace, Recovered, Segment, frame, frames_of, segment_name
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ostinato.groups.ledger import Place
+
+
+FORMAT = "ostinato-groups"
+"""What the manifest of a folder says."""
 
 
 class Cut(NamedTuple):
@@ -111,6 +116,26 @@ def replay(folder: Path, name: str, order: str, *, upto: int | None = None, repa
         folder, name, reader.ledger.serial, reader.segments, max(number, base + 1), continues=number > base
     )
     return Replayed(reader.ledger, found, cuts, stale, lost)
+
+
+def open_log(folder: Path) -> Replayed:
+    """Read the log of a folder that no process has open; changes no file.
+
+    Raises:
+        CheckpointNotFoundError: There is no buffer of groups.
+        DamagedFileError: As for `replay`.
+    """
+    return replay(folder, str(read_manifest(folder, format_name=FORMAT).body.get("log")), "ready")
+
+
+def check_file(path: Path) -> str:
+    """Return what is wrong with the records of a file by their checksums; empty if all are whole."""
+    data, end = _contents(path), 0
+    for _, offset, body in frames_of(data):
+        end = offset + HEADER.size + len(body)
+    if end == len(data) and end:
+        return ""
+    return f"its last {len(data) - end} bytes, from byte {end}, are no whole record"
 
 
 class _Reader:

@@ -4,6 +4,7 @@ from ostinato.tools.compact import CompactReport, compact
 from ostinato.tools.convert import ConvertReport, convert
 from ostinato.tools.datasets import DatasetReport, DatasetSample, inspect_dataset, sample_dataset
 from ostinato.tools.doctor import Finding, Report, examine
+from ostinato.tools.groups import GroupReport, GroupsReport, LeaseReport, inspect_groups
 from ostinato.tools.inspect import (
     ChainReport,
     CheckpointReport,
@@ -32,7 +33,10 @@ __all__ = [
     "DatasetSample",
     "FieldReport",
     "Finding",
+    "GroupReport",
+    "GroupsReport",
     "KeyReport",
+    "LeaseReport",
     "LinkReport",
     "MoveReport",
     "PriorityReport",
@@ -45,6 +49,7 @@ __all__ = [
     "examine",
     "inspect_checkpoint",
     "inspect_dataset",
+    "inspect_groups",
     "inspect_store",
     "is_store",
     "kind_of",

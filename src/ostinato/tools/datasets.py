@@ -148,8 +148,8 @@ def rows_and_episodes(rows: int, episodes: int, stored_rows: int, because: str) 
     return f"{text} ({stored_rows:,} stored; {left_out} cannot be sampled: {because})"
 
 
-def data_kind(path: str | os.PathLike[str]) -> Literal["trajectories", "buffer", "dataset"]:
-    """Return the kind of data at a path: trajectories, the checkpoint that `dumps` of a buffer wrote, or a dataset.
+def data_kind(path: str | os.PathLike[str]) -> Literal["trajectories", "buffer", "groups", "dataset"]:
+    """Return the kind of data at a path: trajectories, the checkpoint that `dumps` wrote, groups, or a dataset.
 
     Raises:
         CheckpointNotFoundError: None of them; the message describes what is there instead.

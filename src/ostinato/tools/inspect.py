@@ -17,7 +17,7 @@ from ostinato.datasets.minari import recognizes_minari
 from ostinato.datasets.rlinf import read_rlinf
 from ostinato.durable import ArrayRecord, CheckpointReader, verify_array
 from ostinato.durable.arrays import read_blocks, read_runs
-from ostinato.durable.manifest import holds_checkpoint
+from ostinato.durable.manifest import format_of, holds_checkpoint
 from ostinato.durable.progress import BYTES, TRAJECTORIES, Progress
 from ostinato.durable.tensorfile import flatten, show
 from ostinato.errors import (
@@ -29,6 +29,7 @@ from ostinato.errors import (
     SchemaError,
     StorageMemoryError,
 )
+from ostinato.groups.recovery import FORMAT as GROUPS
 from ostinato.trajectories import TrajectoryReplayBuffer
 from ostinato.trajectories.index import JOURNAL, METADATA, DirectoryIndex, Entry, has_index, id_of_name, read_index
 
@@ -665,18 +666,18 @@ def sample_store(
     return SampleReport(str(path), len(buffer), buffer.total_samples, num_samples, seconds * 1000, keys)
 
 
-def kind_of(path: str | os.PathLike[str]) -> Literal["trajectories", "buffer"]:
-    """Return the kind of data in a directory: trajectories, or the checkpoint that `dumps` of a buffer wrote.
+def kind_of(path: str | os.PathLike[str]) -> Literal["trajectories", "buffer", "groups"]:
+    """Return the kind of data in a directory: trajectories, the checkpoint that `dumps` of a buffer wrote, or groups.
 
     Raises:
-        CheckpointNotFoundError: Neither; the message describes what is there instead.
+        CheckpointNotFoundError: None of them; the message describes what is there instead.
         CheckpointError: The path is a file.
     """
     root = Path(path)
     if is_store(root):
         return "trajectories"
     if holds_checkpoint(root):
-        return "buffer"
+        return "groups" if format_of(root) == GROUPS else "buffer"
     if not root.is_dir():
         if root.exists():
             msg = f"{root} is a file: give a directory of trajectories, or one that dumps() wrote"

@@ -15,6 +15,7 @@ from ostinato.durable.progress import BYTES, TRAJECTORIES, Progress
 from ostinato.durable.tensorfile import file_checksum
 from ostinato.errors import CheckpointNotFoundError, DamagedFileError, OstinatoError
 from ostinato.tools.compact import format_name
+from ostinato.tools.groups import check_groups
 from ostinato.tools.inspect import kind_of, unlisted
 from ostinato.trajectories.index import INDEX, JOURNAL, METADATA, STORE, DirectoryIndex, Entry, id_of_name, read_index
 
@@ -53,7 +54,7 @@ class VerifyReport:
     path: str
     """The directory."""
     kind: str
-    """`trajectories` or `buffer`."""
+    """`trajectories`, `buffer` or `groups`."""
     files: int
     """Number of files that are intact: read completely, and nothing wrong with them."""
     nbytes: int
@@ -61,7 +62,7 @@ class VerifyReport:
     checksums: int
     """Number of these files whose checksum was verified."""
     unlisted: tuple[str, ...]
-    """Trajectory files that are not in the index."""
+    """Trajectory files that are not in the index; files that are not of the log of groups."""
     damage: tuple[Damage, ...]
     """The damaged files; empty if there are none."""
     unchecked: tuple[str, ...] = ()
@@ -78,7 +79,9 @@ class VerifyReport:
 def verify(
     path: str | os.PathLike[str], *, allow_pickle: bool = False, progress: ProgressOption = None
 ) -> VerifyReport:
-    """Read all files of a directory of trajectories or of the checkpoint of a buffer, and verify them.
+    """Read all files of a directory of trajectories, of a checkpoint or of a buffer of groups, and verify them.
+
+    Nothing is repaired. The end of a log of groups that a kill has cut counts as damage; opening the buffer repairs it.
 
     Args:
         path: The directory.
@@ -96,7 +99,13 @@ def verify(
         CheckpointError: The format is of another release.
     """
     root = Path(path)
-    if kind_of(root) == "buffer":
+    kind = kind_of(root)
+    if kind == "groups":
+        good, wrong, other = check_groups(root)
+        damage = [Damage(name, None, problem) for name, problem in wrong]
+        nbytes = sum(size for _, size in good)
+        return VerifyReport(str(root), kind, len(good), nbytes, len(good), other, tuple(damage))
+    if kind == "buffer":
         return _verify_checkpoint(root, progress)
     files = nbytes = checksums = 0
     unchecked: list[str] = []

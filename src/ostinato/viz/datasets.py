@@ -14,6 +14,7 @@ from ostinato.datasets import open_dataset
 from ostinato.errors import OstinatoError
 from ostinato.tools.datasets import data_kind
 from ostinato.viz.episodes import EpisodeSource, SavedBuffer
+from ostinato.viz.groups import GroupFolder
 from ostinato.viz.sources import TrajectoryFolder, array_of, name_of
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ class DatasetSource(EpisodeSource):
 
 
 def open_source(path: str | os.PathLike[str], *, allow_pickle: bool = False) -> TrajectorySource:
-    """Open a directory of trajectories, the checkpoint of a buffer, or a dataset, for the viewers and figures.
+    """Open a directory of trajectories, the checkpoint of a buffer, groups, or a dataset, for the viewers and figures.
 
     Args:
         path: The file or directory.
@@ -109,4 +110,6 @@ def open_source(path: str | os.PathLike[str], *, allow_pickle: bool = False) -> 
     kind = data_kind(path)
     if kind == "trajectories":
         return TrajectoryFolder(path, allow_pickle=allow_pickle)
+    if kind == "groups":
+        return GroupFolder(path)
     return DatasetSource(open_dataset(path), path) if kind == "dataset" else SavedBuffer(path)

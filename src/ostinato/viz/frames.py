@@ -193,11 +193,12 @@ def read_frame(source: TrajectorySource, position: Position, camera: str | None 
     try:
         if trajectory.columns is None:
             return _broken(title, trajectory.problem)
-        current = _observation("current observation", trajectory, trajectory.roles.current, position, camera)
+        titles = trajectory.roles.titles
+        current = _observation(titles[0], trajectory, trajectory.roles.current, position, camera)
         if current.pictures and not trajectory.roles.following:
             following = _vectors("vectors", trajectory, trajectory.roles.current, position)
         else:
-            following = _observation("next observation", trajectory, trajectory.roles.following, position, camera)
+            following = _observation(titles[1], trajectory, trajectory.roles.following, position, camera)
         observations = (current, following)
         timeline = read_timeline(trajectory, position.env)
         facts = _facts(trajectory, trajectory.columns, position)

@@ -64,7 +64,8 @@ def report(source: TrajectorySource, index: int = 0, *, progress: ProgressOption
     else:
         found = [source.returns(position) for position in range(len(source.ids))]
         low += [] if source.priorities is None else [_bars("Priorities", "priority", "rows", source.priorities)]
-        low.append(_bars("Age of rows", "rows added since", "rows", source.row_ages()))
+        ages = source.row_ages()
+        low += [_bars("Age of rows", "rows added since", "rows", ages)] if ages.size else []
     found = [value if value is not None and np.isfinite(value) else None for value in found]
     known = [value for value in found if value is not None]
     low.append(_byte_shares(source.field_bytes()))

@@ -91,6 +91,8 @@ class FieldRoles:
     """Observations after the action."""
     extra: Mapping[str, TreePath] = field(default_factory=dict)
     """Further values to display for each step, such as priorities."""
+    titles: tuple[str, str] = ("current observation", "next observation")
+    """Above `current` and `following`."""
 
 
 @dataclass(frozen=True, slots=True)

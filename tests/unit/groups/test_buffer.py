@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from ostinato import GroupBuffer
+from ostinato import GroupBuffer, GroupLogger
 from ostinato.errors import (
     CheckpointError,
     CheckpointNotFoundError,
@@ -74,6 +74,7 @@ def test_a_wrong_call_raises_and_changes_nothing() -> None:
         (lambda: b.admit(["a"] * 5), OptionError, "more than the 4"),
         (lambda: b.admit(["a"] * 2, timeout_s=0), WaitTimeoutError, "no room"),
         (lambda: b.ack("x", step=1), OptionError, "no lease"),
+        (lambda: b.renew("x"), OptionError, "no lease"),
         (lambda: b.ack("x", step=-1), OptionError, "at least 0"),
         (lambda: b.lease(3, timeout_s=0), WaitTimeoutError, "fewer than 3"),
         (lambda: b.lease(max_tokens=2), OptionError, "has 3 tokens"),
@@ -144,6 +145,29 @@ def test_a_call_that_waits_goes_on_when_it_can() -> None:
     assert buffer.ids("waiting") == ["1"]
     threading.Timer(0.05, buffer.append, ("1", TOKENS), {"id": "r"}).start()
     assert buffer.lease(timeout_s=10).groups[0].id == "1"
+
+
+def test_numbers_and_their_way_to_tensorboard() -> None:
+    now = [1000.0]
+    buffer = filled(groups=4, lease_s=9.0, clock=lambda: now[0])
+    now[0] += 3
+    buffer.ack(buffer.lease(2, id="a"), step=5)
+    buffer.drop("2", "dull")
+    buffer.lease(id="b")
+    now[0] += 6
+    buffer.renew("b")
+    now[0] += 11  # it expires
+    written: dict[str, Any] = {}
+    writer = type("Writer", (), {"add_scalar": lambda _, name, value, step: written.update({name: (value, step)})})()
+    stats = GroupLogger(buffer, writer)()
+    assert (stats.staleness, stats.ages, stats.lease_times) == ({2: 2}, {32: 1}, {1: 1, 32: 1})
+    assert (stats.dropped, stats.tokens, stats.tokens_per_s) == ({"dull": 1}, 12, 12 / 20)
+    assert written["groups/counts/trained"] == (2, 5)
+    assert (written["groups/lease_times/mean"], written["groups/lease_times/max"]) == ((16.5, 5), (32, 5))
+    now[0] += 60
+    assert buffer.stats().tokens_per_s == 0
+    with pytest.raises(OptionError, match="add_scalar"):
+        GroupLogger(buffer, 3)
 
 
 def test_damage_before_the_end_is_cut_off_only_if_asked(tmp_path: Path) -> None:

@@ -227,6 +227,17 @@ class Machine(RuleBasedStateMachine):
             with pytest.raises(UsageError):
                 call()
 
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data())
+    def renew(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(list(self.leases)))
+        if self.leases[name]["how"] != "active":
+            with pytest.raises(UsageError):
+                self.buffer.renew(name)
+            return
+        self.leases[name]["until"] = self.clock + LEASE_S
+        assert self.buffer.renew(name) == self.leases[name]["until"]
+
     @precondition(lambda self: self.groups)
     @rule(data=st.data(), reason=st.sampled_from(["bad", "same"]))
     def drop(self, data: st.DataObject, reason: str) -> None:
@@ -254,6 +265,14 @@ class Machine(RuleBasedStateMachine):
     @rule(step=st.integers(0, 8))
     def position(self, step: int) -> None:
         token = self.buffer.position(step)
+        assert self.buffer.position(step) == token
+        ended = [group for group in self.groups.values() if group["state"] in ENDED]
+        now: tuple[Any, int, int] = ({}, self.turn, step)
+        for made in self.positions:
+            same = all(self.is_before(group, made) == self.is_before(group, now) for group in ended)
+            if made[2] == step and same:
+                assert token == made[0]
+                return
         if len(self.positions) == KEEP:
             self.abandoned.append(self.positions.pop(0)[0])
         self.positions.append((token, self.next(), step))
