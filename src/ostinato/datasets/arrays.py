@@ -22,15 +22,6 @@ if TYPE_CHECKING:
     from ostinato.core.rows import Path
     from ostinato.datasets.checks import Examination
 
-__all__ = [
-    "examine_arrays",
-    "examine_mapping",
-    "lengths_from_ends",
-    "lengths_from_flags",
-    "read_arrays",
-    "same_rows",
-]
-
 _FLAGS = ("done", "terminated", "truncated")
 
 

@@ -11,8 +11,6 @@ from ostinato._optional import require
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["WrongValueError", "first_null", "flat_values", "leaf_type", "to_array"]
-
 _NAMES = {"float": "float32", "double": "float64", "halffloat": "float16", "large_string": "string"}
 
 

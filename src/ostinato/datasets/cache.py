@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     _Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
-__all__ = ["BlockCache", "OpenHandles", "RowCache", "new_rows"]
-
 T = TypeVar("T")
 
 

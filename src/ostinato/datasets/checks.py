@@ -18,28 +18,6 @@ if TYPE_CHECKING:
 
     from ostinato.datasets.lerobot_stats import Moments
 
-__all__ = [
-    "CHECKS",
-    "READ_ERRORS",
-    "WHOLE",
-    "Camera",
-    "Check",
-    "Examination",
-    "Faults",
-    "FirstFault",
-    "Pictures",
-    "Place",
-    "Severity",
-    "check_size",
-    "first_line",
-    "is_picture",
-    "read_file",
-    "read_object",
-    "sampled_episodes",
-    "sampled_frames",
-    "usual_rows",
-]
-
 T = TypeVar("T")
 Array = np.ndarray[Any, np.dtype[Any]]
 

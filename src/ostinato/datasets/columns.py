@@ -18,20 +18,6 @@ if TYPE_CHECKING:
 
     from ostinato.datasets.cache import BlockCache
 
-__all__ = [
-    "Announced",
-    "BlockColumn",
-    "BlockSource",
-    "DatasetColumn",
-    "DenseColumn",
-    "MovedColumn",
-    "ReadTogether",
-    "RowMemory",
-    "RowSource",
-    "TensorColumn",
-    "TextColumn",
-]
-
 T = TypeVar("T")
 
 

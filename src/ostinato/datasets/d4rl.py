@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from ostinato.datasets.columns import DatasetColumn
     from ostinato.datasets.format import Reading
 
-__all__ = ["FORMAT"]
-
 _KEYS: dict[str, Key] = {"observations": ("observation",), "actions": ("action",), "rewards": ("next", "reward")}
 _NEEDED = (*_KEYS, "terminals")
 _FLAGS = ("terminals", "timeouts")

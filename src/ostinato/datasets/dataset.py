@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from ostinato.core.rows import Path
     from ostinato.datasets.columns import DatasetColumn
 
-__all__ = ["Contents", "DatasetStorage", "Fields", "chosen_fields"]
-
 Fields = Mapping[Any, Any] | Sequence[Any] | None
 """Fields of a dataset to keep: keys, or new keys and those of the dataset; None for all."""
 

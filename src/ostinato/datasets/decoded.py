@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from ostinato.datasets.columns import DatasetColumn
     from ostinato.datasets.dataset import Contents
 
-__all__ = ["DecodedFiles", "HeapRows", "decode_once", "fingerprint_of", "tables_of", "with_columns"]
-
 _MANIFEST = "ostinato-decoded.json"
 _VERSION = 1
 _FLUSH_BYTES = 256 << 20

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from ostinato.datasets.dataset import Contents, DatasetStorage
     from ostinato.durable.progress import Progress
 
-__all__ = ["Format", "Reading", "Writing"]
-
 
 @dataclass(frozen=True)
 class Reading:

@@ -21,19 +21,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = [
-    "Hdf5File",
-    "Hdf5Source",
-    "Stored",
-    "datasets_of",
-    "describe",
-    "is_hdf5",
-    "plain_values",
-    "read_all",
-    "read_part",
-    "resembles_hdf5",
-]
-
 _UNKNOWN, _IN_BLOCKS = -1, -2
 _SMALL = 16
 """Numbers of a dataset that is read as a plain value."""

@@ -10,8 +10,6 @@ import numpy as np
 from ostinato._optional import require
 from ostinato.errors import DamagedFileError
 
-__all__ = ["decode_jpegs"]
-
 
 def decode_jpegs(rows: Any, place: str, shape: tuple[int, ...]) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """Decode pictures.

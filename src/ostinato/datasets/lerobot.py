@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from ostinato.datasets.format import Reading
     from ostinato.datasets.lerobot_metadata import Episodes, Videos
 
-__all__ = ["FORMAT"]
-
 _NUMBERS = {
     name: getattr(torch, name)
     for name in (

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from ostinato.datasets.lerobot_metadata import Clip, EpisodeEntry
     from ostinato.datasets.video_file import VideoHeader
 
-__all__ = ["LeRobotCameras"]
-
 _SLACK_S = 1e-4
 _MEAN_SLACK = 0.15
 """Statistics of cameras are those of some frames, before they were encoded; so is the brightness of a sample."""

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from ostinato.datasets.checks import Examination, Severity
     from ostinato.datasets.lerobot_metadata import EpisodeEntry
 
-__all__ = ["examine_lerobot"]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _BATCH_ROWS = 8192

@@ -20,17 +20,6 @@ from ostinato.errors import DamagedFileError
 if TYPE_CHECKING:
     from ostinato.datasets.checks import Faults, Severity
 
-__all__ = [
-    "INFO",
-    "STATISTICS",
-    "Clip",
-    "EpisodeEntry",
-    "Episodes",
-    "Metadata",
-    "Paths",
-    "Videos",
-]
-
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 INFO, STATISTICS = "meta/info.json", "meta/stats.json"

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["QUANTILES", "FrameStats", "Moments", "describe_values", "flat_numbers", "merged", "wrong_statistics"]
-
 QUANTILES = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
 _MOST_FRAMES = 100
 

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from ostinato.datasets.dataset import DatasetStorage
     from ostinato.durable.progress import Progress
 
-__all__ = ["WRITE"]
-
 CODECS = {
     "h264": ("libx264", {"crf": "23", "preset": "fast", "bf": "0"}),
     "av1": ("libsvtav1", {"crf": "30", "preset": "8"}),

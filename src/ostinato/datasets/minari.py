@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from ostinato.datasets.columns import BlockSource, DatasetColumn
     from ostinato.datasets.format import Reading
 
-__all__ = ["FORMAT", "recognizes_minari"]
-
 _HDF5 = "main_data.hdf5"
 _FLAGS = {"rewards": "reward", "terminations": "terminated", "truncations": "truncated"}
 _STEPS = ("actions", *_FLAGS)

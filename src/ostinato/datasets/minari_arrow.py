@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from ostinato.core.rows import Path as Key
     from ostinato.datasets.checks import Faults
 
-__all__ = ["ArrowEpisodes", "arrow_columns", "arrow_files", "declared_steps"]
-
 _JPEG_ROWS = 8
 """Pictures that are decoded together."""
 _SUFFIXES = {"arrow": (".arrow", ".feather", ".ipc"), "parquet": (".parquet",)}

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from ostinato.core.rows import Path as Key
 
-__all__ = ["Hdf5Episodes"]
-
 _JPEG_ROWS = 8
 """Pictures that are decoded together."""
 _NUMBERS = ("rewards", "terminations", "truncations")

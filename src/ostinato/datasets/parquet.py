@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from ostinato.datasets.cache import BlockCache
     from ostinato.datasets.video import VideoFiles
 
-__all__ = ["EpisodeFiles", "NumberField", "PictureColumn", "TextBlocks"]
-
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 _OPEN_FILES = 16

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from ostinato.datasets.columns import DatasetColumn
     from ostinato.datasets.format import Reading
 
-__all__ = ["FORMAT"]
-
 _DEMO = re.compile(r"demo_(\d+)")
 
 

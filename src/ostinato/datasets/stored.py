@@ -21,19 +21,6 @@ if TYPE_CHECKING:
     from ostinato.core.rows import Path as Key
     from ostinato.datasets.columns import DatasetColumn
 
-__all__ = [
-    "BLOCK_BYTES",
-    "EitherColumn",
-    "Ends",
-    "Pieces",
-    "StoredRows",
-    "as_block",
-    "as_flags",
-    "last_rows",
-    "name_rows",
-    "torch_dtype",
-]
-
 BLOCK_BYTES = 1 << 18
 """Bytes of a block where the file has no chunks: reading it costs about as much as finding it."""
 

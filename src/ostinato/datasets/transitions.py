@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from ostinato.core.rows import Path as FieldPath
     from ostinato.datasets.dataset import DatasetStorage
 
-__all__ = ["Transitions", "marks_ends", "with_nested_names"]
-
 _NUMBERED = ("timestamp", "frame_index", "episode_index", "index", "task_index")
 """Fields that LeRobot adds to every row."""
 

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     _Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
-__all__ = ["VideoColumn", "VideoFiles"]
-
 _NEAR_FRAMES = 16
 """Where a file has no index, a gap of at most so many frames is decoded; beyond a larger one the file is searched."""
 _ATTACHED_PICTURE = 0x0400

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["BrokenFrameError", "VideoHeader", "gray_frames", "read_header"]
-
 
 class BrokenFrameError(Exception):
     """A frame that cannot be decoded."""

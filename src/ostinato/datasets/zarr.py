@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from ostinato.datasets.columns import DatasetColumn
     from ostinato.datasets.format import Reading
 
-__all__ = ["FORMAT"]
-
 _ENDS = "meta/episode_ends"
 _SMALL = 16
 """Numbers of an array of `meta` that is read as a plain value."""

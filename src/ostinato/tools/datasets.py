@@ -31,17 +31,6 @@ if TYPE_CHECKING:
     from ostinato.datasets import DatasetStorage
     from ostinato.durable.progress import ProgressOption
 
-__all__ = [
-    "DatasetReport",
-    "DatasetSample",
-    "RowReport",
-    "TextReport",
-    "data_kind",
-    "inspect_dataset",
-    "rows_and_episodes",
-    "sample_dataset",
-]
-
 _CHUNK_BYTES = 2**24
 _CHANNELS = (1, 3, 4)
 _SHOWN_ROWS = 3

@@ -41,26 +41,6 @@ if TYPE_CHECKING:
     from ostinato.datasets.dataset import Contents
     from ostinato.durable.progress import ProgressOption
 
-__all__ = [
-    "BatchKey",
-    "ChainReport",
-    "CheckpointReport",
-    "FieldReport",
-    "KeyReport",
-    "LinkReport",
-    "PriorityReport",
-    "RunningStatistics",
-    "SampleReport",
-    "StoreReport",
-    "elements",
-    "inspect_checkpoint",
-    "inspect_store",
-    "is_store",
-    "kind_of",
-    "sample_store",
-    "unlisted",
-]
-
 _PIECE_BYTES = 2**20
 _MAX_NAMES = 8
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from ostinato.tools.doctor.report import Findings
     from ostinato.tools.doctor.rows import RowChecks
 
-__all__ = ["CameraChecks"]
-
 _DARK = 8.0
 """Frames whose mean is below are black if hardly any pixel is brighter."""
 _PLAIN = 1.5

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from ostinato.datasets.lerobot_stats import Moments
     from ostinato.durable.progress import Progress
 
-__all__ = ["Collected"]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _PASS_STEPS = 1000

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from ostinato.durable.progress import ProgressOption
     from ostinato.tools.doctor.report import Report
 
-__all__ = ["examine"]
-
 _OPEN_ERRORS: tuple[type[Exception], ...] = (OstinatoError, *READ_ERRORS)
 _ADVICE = re.compile(r": restore (the file|it) from a copy$")
 """Ends messages on damaged files; it is the advice of the finding, too."""

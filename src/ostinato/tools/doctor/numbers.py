@@ -11,8 +11,6 @@ from ostinato.datasets.lerobot_stats import Moments
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Event", "FieldNumbers"]
-
 Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 _SAMPLE = 4096

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from ostinato.datasets import DatasetStorage
     from ostinato.tools.doctor.examination import Collected
 
-__all__ = ["examine_rows"]
-
 _NUMPY_LACKS = {torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2}
 
 

@@ -16,15 +16,6 @@ if TYPE_CHECKING:
 
     from ostinato.datasets.checks import Place, Severity
 
-__all__ = [
-    "CameraProfile",
-    "FieldProfile",
-    "Finding",
-    "Findings",
-    "Profile",
-    "Report",
-]
-
 _KEPT = 20
 """Findings of one check that a report lists; further ones are counted."""
 _ORDER = ("error", "warning", "note")

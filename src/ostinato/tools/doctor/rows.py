@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from ostinato.tools.doctor.numbers import Event
     from ostinato.tools.doctor.report import Findings, Profile
 
-__all__ = ["Role", "RowChecks", "role_of"]
-
 Array = np.ndarray[tuple[int, ...], np.dtype[np.generic]]
 
 Role: TypeAlias = Literal["action", "state", "reward", "terminated", "truncated", "done", "place", "other"]
