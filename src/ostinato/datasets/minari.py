@@ -15,7 +15,6 @@ import torch
 
 from ostinato._optional import require
 from ostinato.core.options import number_of
-from ostinato.datasets.arrow import WrongValueError, to_array
 from ostinato.datasets.checks import READ_ERRORS, Pictures, Place, first_line, read_object, usual_rows
 from ostinato.datasets.columns import BlockColumn, MovedColumn, TensorColumn, TextColumn
 from ostinato.datasets.dataset import Contents
@@ -24,6 +23,7 @@ from ostinato.datasets.hdf5 import datasets_of
 from ostinato.datasets.minari_arrow import ArrowEpisodes, arrow_columns, arrow_files, declared_steps
 from ostinato.datasets.minari_hdf5 import Hdf5Episodes
 from ostinato.datasets.minari_writer import WRITE
+from ostinato.datasets.parquet import WrongValueError, to_array
 from ostinato.datasets.stored import EitherColumn, StoredRows
 from ostinato.errors import DamagedFileError, SchemaError
 

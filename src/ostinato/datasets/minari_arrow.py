@@ -11,8 +11,7 @@ import numpy as np
 from ostinato._optional import require
 from ostinato.datasets.cache import OpenHandles
 from ostinato.datasets.checks import FirstFault, Place, read_object
-from ostinato.datasets.jpeg import decode_jpegs
-from ostinato.datasets.stored import BLOCK_BYTES, Pieces, as_block, torch_dtype
+from ostinato.datasets.stored import BLOCK_BYTES, Pieces, as_block, decode_jpegs, torch_dtype
 from ostinato.durable.progress import PARTS, counted
 from ostinato.errors import DamagedFileError, MissingFileError
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from ostinato._optional import require
 from ostinato.datasets.hdf5 import Hdf5File, Hdf5Source, describe
-from ostinato.datasets.jpeg import decode_jpegs
+from ostinato.datasets.stored import decode_jpegs
 from ostinato.errors import DamagedFileError
 
 if TYPE_CHECKING:

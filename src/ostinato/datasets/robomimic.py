@@ -15,8 +15,7 @@ from ostinato.datasets.checks import READ_ERRORS, Place, first_line, usual_rows
 from ostinato.datasets.columns import BlockColumn, MovedColumn
 from ostinato.datasets.dataset import Contents
 from ostinato.datasets.format import Format
-from ostinato.datasets.hdf5 import Hdf5File, Hdf5Source, datasets_of, describe, is_hdf5, read_part
-from ostinato.datasets.hdf5_writer import WRITE
+from ostinato.datasets.hdf5 import WRITE, Hdf5File, Hdf5Source, datasets_of, describe, is_hdf5, read_part
 from ostinato.datasets.stored import Ends, as_flags
 from ostinato.errors import DamagedFileError, OptionError, UsageError
 

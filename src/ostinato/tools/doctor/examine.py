@@ -17,8 +17,7 @@ from ostinato.datasets.open import formats, known_formats
 from ostinato.durable.manifest import holds_checkpoint
 from ostinato.durable.progress import Progress
 from ostinato.errors import CheckpointNotFoundError, KindError, MissingExtraError, OptionError, OstinatoError
-from ostinato.tools.doctor.examination import Collected
-from ostinato.tools.doctor.opened import examine_rows
+from ostinato.tools.doctor.examination import Collected, examine_rows
 from ostinato.tools.inspect import is_store
 from ostinato.tools.verify import verify
 
