@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ostinato.core.rows import Path
-    from ostinato.datasets.checks import Examination
+    from ostinato.datasets.examination import Examination
 
 _FLAGS = ("done", "terminated", "truncated")
 

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ostinato.core.rows import Path as Key
-    from ostinato.datasets.checks import Examination
     from ostinato.datasets.columns import DatasetColumn
+    from ostinato.datasets.examination import Examination
     from ostinato.datasets.format import Reading
 
 _KEYS: dict[str, Key] = {"observations": ("observation",), "actions": ("action",), "rewards": ("next", "reward")}

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ostinato.datasets.cache import BlockCache
-    from ostinato.datasets.checks import Examination
     from ostinato.datasets.dataset import Contents, DatasetStorage
+    from ostinato.datasets.examination import Examination
     from ostinato.durable.progress import Progress
 
 

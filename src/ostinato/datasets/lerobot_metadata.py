@@ -13,7 +13,7 @@ import numpy as np
 
 from ostinato._optional import require
 from ostinato.datasets.checks import Place, read_file, read_object
-from ostinato.datasets.lerobot_stats import merged
+from ostinato.datasets.lerobot_writer import merged
 from ostinato.durable.progress import PARTS, counted
 from ostinato.errors import DamagedFileError
 

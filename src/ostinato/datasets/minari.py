@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 from dataclasses import replace
 from functools import partial
@@ -15,24 +14,25 @@ import torch
 
 from ostinato._optional import require
 from ostinato.core.options import number_of
-from ostinato.datasets.checks import READ_ERRORS, Pictures, Place, first_line, read_object, usual_rows
+from ostinato.datasets.checks import READ_ERRORS, Place, WrongValueError, first_line, read_object, usual_rows
 from ostinato.datasets.columns import BlockColumn, MovedColumn, TensorColumn, TextColumn
 from ostinato.datasets.dataset import Contents
+from ostinato.datasets.examination import Pictures
 from ostinato.datasets.format import Format
 from ostinato.datasets.hdf5 import datasets_of
 from ostinato.datasets.minari_arrow import ArrowEpisodes, arrow_columns, arrow_files, declared_steps
 from ostinato.datasets.minari_hdf5 import Hdf5Episodes
 from ostinato.datasets.minari_writer import WRITE
-from ostinato.datasets.parquet import WrongValueError, to_array
-from ostinato.datasets.stored import EitherColumn, StoredRows
+from ostinato.datasets.parquet import to_array
+from ostinato.datasets.stored import EitherColumn, StoredRows, decode_picture
 from ostinato.errors import DamagedFileError, SchemaError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from ostinato.core.rows import Path as Key
-    from ostinato.datasets.checks import Examination
     from ostinato.datasets.columns import BlockSource, DatasetColumn
+    from ostinato.datasets.examination import Examination
     from ostinato.datasets.format import Reading
 
 _HDF5 = "main_data.hdf5"
@@ -317,15 +317,15 @@ class _Examined:
     # -- one episode ---------------------------------------------------------------------------------------------------
 
     def _episode(self, arrays: dict[str, Any], declared: int | None, place: Place) -> None:
-        look, start, number = self._look, self._look.total, place.episode or 0
+        look = self._look
         steps = self._steps(arrays, declared, place)
         for name, array in arrays.items():
             shape = self._shapes.get(name)
             if shape is not None and not isinstance(array, Pictures) and tuple(array.shape[1:]) != shape:
                 text = f"rows are {list(array.shape[1:])}, the space says {list(shape)}"
                 look.add("shape-mismatch", text, place._replace(field=name))
-        for name, array in look.episode(number, arrays, steps, place.file).items():
-            look.look(name, array.__getitem__, number, len(array), start, place.file)
+        look.episode(place.episode or 0, arrays, steps, place.file)
+        look.pictures()
 
     def _steps(self, arrays: dict[str, Any], declared: int | None, place: Place) -> int:
         """Check that all fields of an episode are there and belong together; return its steps."""
@@ -376,10 +376,8 @@ def _shapes_of(space: Any, name: str) -> dict[str, tuple[int, ...]]:
 
 
 def _decoded(picture: Any) -> Any:
-    """Return a JPEG, its bytes in an array or as `bytes`, as a picture `[H, W, 3]`."""
-    data = picture if isinstance(picture, bytes) else picture.tobytes()
-    with require("PIL.Image", "minari").open(io.BytesIO(data)) as image:
-        return np.asarray(image.convert("RGB"))
+    """Return a JPEG, its bytes in an array or as `bytes`, as a picture."""
+    return decode_picture(picture if isinstance(picture, bytes) else picture.tobytes(), "minari")
 
 
 def _holds_jpeg(array: Any) -> bool:

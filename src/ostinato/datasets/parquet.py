@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, final
@@ -12,7 +11,9 @@ import torch
 
 from ostinato._optional import require
 from ostinato.datasets.cache import OpenHandles
+from ostinato.datasets.checks import WrongValueError
 from ostinato.datasets.columns import BlockColumn
+from ostinato.datasets.stored import decode_picture
 from ostinato.errors import DamagedFileError, MissingFileError
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ _OPEN_FILES = 16
 """Most files that stay open. Opening one reads its footer: 40 us; milliseconds and megabytes for 1000 row groups."""
 
 
-class _File(NamedTuple):
+class ParquetTable(NamedTuple):
     """An open Parquet file."""
 
     parquet: Any
@@ -54,15 +55,16 @@ class _File(NamedTuple):
         return {name: table.column(name).combine_chunks() for name in names}
 
 
-def _open(path: Path) -> _File:
+def open_table(path: Path) -> ParquetTable:
+    """Open a Parquet file."""
     source = require("pyarrow", "lerobot").OSFile(str(path))
     parquet = require("pyarrow.parquet", "lerobot").ParquetFile(source)
     footer = parquet.metadata
     counts = [footer.row_group(i).num_rows for i in range(footer.num_row_groups)]
-    return _File(parquet, np.array([0, *itertools.accumulate(counts)]), frozenset(parquet.schema_arrow.names))
+    return ParquetTable(parquet, np.array([0, *itertools.accumulate(counts)]), frozenset(parquet.schema_arrow.names))
 
 
-def _close(file: _File) -> None:
+def _close(file: ParquetTable) -> None:
     file.parquet.close(force=True)
 
 
@@ -144,7 +146,7 @@ class EpisodeFiles:
         self._stops = dict(zip(file_of[first].tolist(), [*first[1:].tolist(), len(file_of)], strict=True))
         self._indexed, self._said_by = indexed, said_by
         self._known = np.zeros(len(lengths), dtype=bool)
-        self._handles: OpenHandles[_File] = OpenHandles(_open, _close, _OPEN_FILES)
+        self._handles: OpenHandles[ParquetTable] = OpenHandles(open_table, _close, _OPEN_FILES)
         self._fields = dict(_CHECKED)
         self._blocks: dict[str, int] = {}
         self._names: dict[int, str] = {}
@@ -202,7 +204,7 @@ class EpisodeFiles:
             self.cache.put((self._blocks[other], episode), found[other])
         return found[name]
 
-    def use(self, episode: int, action: Callable[[_File], Any]) -> Any:
+    def use(self, episode: int, action: Callable[[ParquetTable], Any]) -> Any:
         """Return `action(file)` of the file of an episode; see `load`."""
         path = self.path_of(episode)
         try:
@@ -219,7 +221,7 @@ class EpisodeFiles:
             )
             raise DamagedFileError(msg) from error
 
-    def _read(self, episode: int, file: _File, names: Sequence[str]) -> dict[str, Tensor]:
+    def _read(self, episode: int, file: ParquetTable, names: Sequence[str]) -> dict[str, Tensor]:
         """Read some columns of an episode from its open file, and check that they are rows of this episode."""
         if self._known[episode]:
             return self._rows(episode, file, names)
@@ -233,12 +235,12 @@ class EpisodeFiles:
         self._known[episode] = True
         return found
 
-    def check(self, episode: int, file: _File) -> None:
+    def check(self, episode: int, file: ParquetTable) -> None:
         """Raise `DamagedFileError` if the rows in an open file are not those of the episode."""
         if not self._known[episode]:
             self._read(episode, file, ())
 
-    def _rows(self, episode: int, file: _File, names: Sequence[str]) -> dict[str, Tensor]:
+    def _rows(self, episode: int, file: ParquetTable, names: Sequence[str]) -> dict[str, Tensor]:
         """Read some columns of an episode. Copy."""
         for name in names:
             self.raise_missing(name, file, episode)
@@ -256,7 +258,7 @@ class EpisodeFiles:
             return parts[0]
         return {name: torch.cat([part[name] for part in parts]) for name in names}
 
-    def _group(self, at: int, group: int, row: int, file: _File, names: Sequence[str]) -> dict[str, Tensor]:
+    def _group(self, at: int, group: int, row: int, file: ParquetTable, names: Sequence[str]) -> dict[str, Tensor]:
         """Return columns of a row group with rows of several episodes, which the cache keeps."""
         missing = [name for name in names if (self._groups, name, at, group) not in self.cache]
         found = self._decode(file.columns(missing, group), row) if missing else {}
@@ -279,7 +281,7 @@ class EpisodeFiles:
 
     # -- what is wrong -------------------------------------------------------------------------------------------------
 
-    def _check_count(self, episode: int, file: _File) -> None:
+    def _check_count(self, episode: int, file: ParquetTable) -> None:
         at = int(self.file_of[episode])
         first, stop = self._firsts[at], self._stops[at]
         rows, found = int(self.starts[stop] - self.starts[first]), int(file.bounds[-1])
@@ -311,7 +313,7 @@ class EpisodeFiles:
             )
             raise DamagedFileError(msg)
 
-    def raise_missing(self, name: str, file: _File, episode: int) -> None:
+    def raise_missing(self, name: str, file: ParquetTable, episode: int) -> None:
         """Raise `DamagedFileError` if a file lacks a column."""
         if name not in file.names:
             msg = (
@@ -408,7 +410,7 @@ class _Bytes:
         at = int(self.files.file_of[episode])
         before = self.files.first_row(episode)
 
-        def find(file: _File) -> tuple[Tensor, int]:
+        def find(file: ParquetTable) -> tuple[Tensor, int]:
             self.files.check(episode, file)
             group, start, _ = next(file.pieces(row - before, row - before + 1))
             if (at, group) not in last:
@@ -421,7 +423,7 @@ class _Bytes:
         found: tuple[Tensor, int] = self.files.use(episode, find)
         return found
 
-    def _pack(self, file: _File, group: int, row: int, episode: int) -> Tensor:
+    def _pack(self, file: ParquetTable, group: int, row: int, episode: int) -> Tensor:
         self.files.raise_missing(self.name, file, episode)
         arrow = require("pyarrow", "lerobot")
         types, array = arrow.types, file.columns([self.name], group)[self.name]
@@ -514,12 +516,11 @@ class PictureColumn:
 
     def _decode(self, row: int, last: dict[tuple[int, int], Tensor]) -> Tensor:
         """Decode the picture of a row, uint8 `[C, H, W]`; `last` has the row group read last."""
-        image, data = require("PIL.Image", "lerobot"), self._values.at(row, last).tobytes()
         fail = partial(self._values.files.raise_wrong, self._values.name, row)
         try:
-            pixels = np.asarray(image.open(io.BytesIO(data)))
-        except (OSError, ValueError, SyntaxError, image.DecompressionBombError) as error:
-            fail(f"the picture cannot be decoded: {error}")
+            pixels = decode_picture(self._values.at(row, last).tobytes(), "lerobot")
+        except WrongValueError as error:
+            fail(str(error))
         pixels = pixels[:, :, None] if pixels.ndim == 2 else pixels
         if pixels.dtype != np.uint8 or pixels.shape != (*self.shape[1:], self.shape[0]):
             what = f"the picture is {pixels.dtype} {list(pixels.shape)}, where uint8 [H, W, C] of {list(self.shape)}"
@@ -532,20 +533,6 @@ class PictureColumn:
 
 
 _NAMES = {"float": "float32", "double": "float64", "halffloat": "float16", "large_string": "string"}
-
-
-class WrongValueError(ValueError):
-    """A value of a column that is not what is expected.
-
-    Args:
-        row: its row, counted from the first one of the column.
-        what: what is wrong.
-        check: the check that finds it.
-    """
-
-    def __init__(self, row: int, what: str, check: str = "dtype-mismatch") -> None:
-        super().__init__(what)
-        self.row, self.check = row, check
 
 
 def leaf_type(kind: Any) -> str:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ostinato.core.rows import Path as Key
-    from ostinato.datasets.checks import Examination
     from ostinato.datasets.columns import DatasetColumn
+    from ostinato.datasets.examination import Examination
     from ostinato.datasets.format import Reading
 
 _DEMO = re.compile(r"demo_(\d+)")
@@ -247,7 +247,7 @@ def _attributes(file: Hdf5File) -> dict[str, Any]:
 
 def examine_robomimic(path: Path, look: Examination) -> str:
     """Examine a file of robomimic."""
-    look.end_flags = False  # they mean success, which may last
+    look.rows.end_flags = False  # they mean success, which may last
     with require("h5py", "h5").File(path, "r") as file:
         _Examined(file, path.name, look).check()
     return "robomimic"
@@ -267,25 +267,21 @@ class _Examined:
         data, look = self._file["data"], self._look
         names = sorted((name for name in data if _DEMO.fullmatch(name)), key=_number)
         look.expect(len(names))
-        pictures: list[tuple[str, int, int, str, Any]] = []
         for number, name in enumerate(names):
-            place, start = Place(f"{self._name}/data/{name}", number), look.total
+            place = Place(f"{self._name}/data/{name}", number)
             try:
-                found = self._demonstration(data[name], place)
+                self._demonstration(data[name], place)
             except READ_ERRORS as error:
                 look.add("file-unreadable", first_line(error), place)
-                continue
-            pictures += [(key, number, start, f"{place.file}", a) for key, a in found.items() if key[:9] != "next_obs/"]
         total = data.attrs.get("total")
         if total is not None and int(total) != look.total:
             text = f"total is {int(total):,}, the demonstrations have {number_of(look.total, 'row')}"
             look.add("count-mismatch", text, Place(f"{self._name}/data", field="total"))
         self._check_masks(set(names))
-        for key, number, start, where, array in pictures:  # after all rows: their ranges tell whether the robot moved
-            look.look(key, array.__getitem__, number, len(array), start, where)
+        look.pictures()
 
-    def _demonstration(self, group: Any, place: Place) -> dict[str, Any]:
-        """Examine one demonstration; return its pictures."""
+    def _demonstration(self, group: Any, place: Place) -> None:
+        """Examine one demonstration."""
         look, arrays = self._look, {k: a for k, a in datasets_of(group).items() if a.ndim and k != "states"}
         self._names = self._names or set(arrays)
         for key in sorted((self._names | {"actions"}) - set(arrays)):
@@ -303,7 +299,7 @@ class _Examined:
             text = f"num_samples is {int(declared)}, the arrays have {number_of(rows, 'row')}"
             look.add("episode-length", text, place._replace(field="num_samples"))
         alike = {key: array for key, array in arrays.items() if array.shape[1:] == self._shapes[key]}
-        return look.episode(place.episode or 0, alike, rows, place.file)
+        look.episode(place.episode or 0, alike, rows, place.file)
 
     def _check_masks(self, names: set[str]) -> None:
         for key, array in datasets_of(self._file["mask"]).items() if "mask" in self._file else ():

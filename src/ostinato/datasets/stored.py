@@ -12,6 +12,7 @@ import torch
 
 from ostinato._optional import require
 from ostinato.core.options import number_of
+from ostinato.datasets.checks import WrongValueError
 from ostinato.datasets.columns import MovedColumn, TensorColumn
 from ostinato.errors import DamagedFileError, SchemaError
 
@@ -260,6 +261,25 @@ class EitherColumn:
         self.second.close()
 
 
+def decode_picture(data: bytes, extra: str, **options: Any) -> np.ndarray[Any, np.dtype[Any]]:
+    """Return a picture of a file of PNG, JPEG or another format, `[H, W, C]` or `[H, W]`.
+
+    Args:
+        data: the bytes of the file.
+        extra: what to install if Pillow is missing.
+        **options: those of `PIL.Image.open`.
+
+    Raises:
+        WrongValueError: if it cannot be decoded.
+    """
+    image = require("PIL.Image", extra)
+    try:
+        with image.open(io.BytesIO(data), **options) as opened:
+            return np.asarray(opened)
+    except (OSError, ValueError, SyntaxError, image.DecompressionBombError) as error:
+        raise WrongValueError(0, f"the picture cannot be decoded: {error}", "file-unreadable") from error
+
+
 def decode_jpegs(rows: Any, place: str, shape: tuple[int, ...]) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """Decode pictures.
 
@@ -274,14 +294,13 @@ def decode_jpegs(rows: Any, place: str, shape: tuple[int, ...]) -> np.ndarray[An
     Raises:
         DamagedFileError: if a picture cannot be decoded, or has another shape.
     """
-    image = require("PIL.Image", "minari")
     out = np.empty((len(rows), *shape), np.uint8)
     for position, row in enumerate(rows):
         content = row if isinstance(row, bytes) else np.asarray(row).tobytes()
         try:
-            picture = np.asarray(image.open(io.BytesIO(content), formats=("JPEG",)))
-        except (OSError, ValueError, SyntaxError) as error:
-            msg = f"{place}: picture {position} cannot be decoded: {error}"
+            picture = decode_picture(content, "minari", formats=("JPEG",))
+        except WrongValueError as error:
+            msg = f"{place}, picture {position}: {error}"
             raise DamagedFileError(msg) from error
         if picture.shape != shape:
             msg = f"{place}: picture {position} has the shape {list(picture.shape)}, the space says {list(shape)}"

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 _NEAR_FRAMES = 16
 """Where a file has no index, a gap of at most so many frames is decoded; beyond a larger one the file is searched."""
 _ATTACHED_PICTURE = 0x0400
+_TOGETHER = 32
+"""Frames that `gray_frames` decodes and keeps at a time."""
+_TOLERANCE_S = 1e-4
 _PLANES = ((0, 2), (1, 0), (2, 1))
 """Channel of a picture, and its plane in the format `gbrp`."""
 
@@ -292,7 +295,7 @@ class _NotFoundError(_ReadError):
 class _Video:
     """One open file: its first video stream, a decoder, and where both are. Used by one thread at a time."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, threads: int = 1) -> None:
         av = require("av", "lerobot")
         self._errors = av.error.FFmpegError
         try:
@@ -308,7 +311,9 @@ class _Video:
             self._container.close()
             raise
         context = self._stream.codec_context
-        context.thread_count = 1  # jobs run side by side; threads in a decoder would add delay
+        context.thread_count = (
+            threads  # one for reading rows: jobs run side by side; threads in a decoder would add delay
+        )
         self._decoder = context
         self._reformatter = av.video.reformatter.VideoReformatter()
         self._entries: Any = getattr(self._stream, "index_entries", ())
@@ -552,22 +557,11 @@ def _shares(cuts: list[int], size: int, most: int) -> list[int]:
     return [*bounds, size]
 
 
-class BrokenFrameError(Exception):
-    """A frame that cannot be decoded."""
-
-    def __init__(self, frame: int, why: str) -> None:
-        super().__init__(f"frame {frame}: {why}")
-        self.frame = frame
-        self.why = why
-
-
 class VideoHeader(NamedTuple):
     """What the index of a video file says of its frames."""
 
     times: NDArray[np.float64]
     """Seconds at which frames are shown `[n]`, in order."""
-    keyframes: NDArray[np.int64]
-    """Positions of the frames that can be decoded alone."""
     height: int
     width: int
     codec: str
@@ -595,67 +589,34 @@ def read_header(path: Path) -> VideoHeader:
         order = np.argsort(ticks, kind="stable")
         start = stream.start_time or 0
         times = (ticks[order] - (ticks.min() if len(ticks) else 0) + start) * unit
-        keys = np.flatnonzero([entries[at].is_keyframe for at in order]) if entries else np.zeros(0, np.int64)
         size = path.stat().st_size
         cut = [number for number, at in enumerate(order) if entries[at].pos + entries[at].size > size]
         codec = "" if context is None else str(context.codec.canonical_name)
         height, width = (0, 0) if context is None else (context.height, context.width)
-        return VideoHeader(times, keys, height, width, codec, cut[0] if cut else None)
+        return VideoHeader(times, height, width, codec, cut[0] if cut else None)
 
 
-def gray_frames(path: Path, header: VideoHeader, wanted: list[int]) -> Iterator[tuple[int, NDArray[np.uint8]]]:
-    """Yield frames as gray pictures `[H, W]` with their positions, in ascending order.
+def gray_frames(path: Path, times: NDArray[np.float64], wanted: Sequence[int]) -> Iterator[NDArray[np.uint8]]:
+    """Yield frames as gray pictures `[H, W]`.
 
     Args:
         path: the file.
-        header: of the file.
-        wanted: positions of frames, ascending.
+        times: when frames are shown, in seconds.
+        wanted: positions in `times`, ascending.
 
     Raises:
-        BrokenFrameError: if a frame is missing or damaged. Frames after it are not read.
+        DamagedFileError: if the next frame is missing or damaged.
     """
-    av = require("av", "lerobot")
-    remaining = list(wanted)
-    with av.open(str(path)) as container:
-        stream: Any = container.streams.video[0]
-        stream.thread_type = "AUTO"
-        unit, step = float(stream.time_base), _half_step(header.times)
-        at = -1
-        while remaining:
-            target = remaining[0]
-            _seek(container, stream, header, target, unit)
-            try:
-                for frame in container.decode(stream):
-                    if frame.pts is None:
-                        continue
-                    at = int(np.abs(header.times - frame.pts * unit).argmin())
-                    if abs(header.times[at] - frame.pts * unit) > step or at > target:
-                        break
-                    if at == target:
-                        if frame.is_corrupt:
-                            raise BrokenFrameError(target, "its data is damaged")
-                        yield target, frame.to_ndarray(format="gray")
-                        remaining.pop(0)
-                        if not remaining or _seeks(header, target, remaining[0]):
-                            break
-                        target = remaining[0]
-                else:
-                    at = len(header.times)
-            except av.error.FFmpegError as error:
-                raise BrokenFrameError(target, str(error)) from error
-            if remaining and remaining[0] == target:
-                raise BrokenFrameError(target, "the decoder does not return it")
-
-
-def _half_step(times: NDArray[np.float64]) -> float:
-    return float(np.median(np.diff(times)) / 2) if len(times) > 1 else 0.5
-
-
-def _seeks(header: VideoHeader, now: int, target: int) -> bool:
-    """Whether a keyframe lies between two positions: it is quicker to begin there."""
-    between = (header.keyframes > now + 8) & (header.keyframes <= target)
-    return bool(between.any())
-
-
-def _seek(container: Any, stream: Any, header: VideoHeader, target: int, unit: float) -> None:
-    container.seek(max(0, round(header.times[target] / unit)), stream=stream, backward=True, any_frame=False)
+    video = _Video(path, threads=0)
+    found: list[NDArray[np.uint8]] = []
+    try:
+        for first in range(0, len(wanted), _TOGETHER):
+            ticks = video.ticks(times[list(wanted[first : first + _TOGETHER])], _TOLERANCE_S)
+            video.read(ticks, lambda _, frame: found.append(frame.to_ndarray(format="gray")), None)
+            yield from found
+            found.clear()
+    except _ReadError as error:
+        yield from found
+        raise error.kind(error.why) from error
+    finally:
+        video.close()

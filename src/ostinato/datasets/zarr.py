@@ -14,11 +14,13 @@ import numpy as np
 from ostinato._optional import require
 from ostinato.datasets.arrays import examine_arrays, lengths_from_ends
 from ostinato.datasets.cache import OpenHandles
-from ostinato.datasets.checks import READ_ERRORS, Place, first_line, is_picture
+from ostinato.datasets.checks import READ_ERRORS, Place, first_line
 from ostinato.datasets.columns import BlockColumn
 from ostinato.datasets.dataset import Contents
+from ostinato.datasets.examination import is_picture
 from ostinato.datasets.format import Format
 from ostinato.datasets.stored import Pieces, as_block, last_rows, name_rows, torch_dtype
+from ostinato.datasets.values import role_of
 from ostinato.durable.progress import PARTS, counted
 from ostinato.errors import DamagedFileError, SchemaError
 
@@ -28,8 +30,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato.core.rows import Path as Key
-    from ostinato.datasets.checks import Examination, Severity
+    from ostinato.datasets.checks import Severity
     from ostinato.datasets.columns import DatasetColumn
+    from ostinato.datasets.examination import Examination
     from ostinato.datasets.format import Reading
 
 _ENDS = "meta/episode_ends"
@@ -406,11 +409,11 @@ def _check_chunks(name: str, array: Any, look: Examination) -> None:
     if not 0 < there < count:
         return
     missing = (count - there) / count
-    suspect = array.dtype.kind == "f" and array.ndim > 1 and look.zero_share(name) <= 1.2 * missing + 0.01
+    suspect = array.dtype.kind == "f" and array.ndim > 1 and look.rows.zero_share(name) <= 1.2 * missing + 0.01
     picture = is_picture(array.shape, array.dtype)
     if suspect or picture:
         text = f"{count - there} of {count} chunks have no file, and only their rows are zeros"
-        severity: Severity = "warning" if picture or look.is_state(name) else "note"
+        severity: Severity = "warning" if picture or role_of(name) == "state" else "note"
         look.add("file-missing", text, Place(f"data/{name}", field=name), severity=severity)
 
 

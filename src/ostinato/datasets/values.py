@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -12,16 +13,14 @@ import xxhash
 from ostinato.core.episodes.continuity import Continuity, compare, find_mates
 from ostinato.core.options import number_of
 from ostinato.datasets.checks import Place
-from ostinato.datasets.lerobot_stats import Moments
-from ostinato.tools.doctor.report import CameraProfile, FieldProfile
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from numpy.typing import NDArray
 
-    from ostinato.datasets.checks import Severity
-    from ostinato.tools.doctor.report import Findings, Profile
+    from ostinato.datasets.checks import Faults, Severity
+    from ostinato.datasets.examination import Examination
 
 Array = np.ndarray[tuple[int, ...], np.dtype[np.generic]]
 
@@ -67,6 +66,48 @@ def role_of(name: str) -> Role:
     return _NAMES.get(last, "other") if last in {"reward", "terminated", "truncated", "done", "action"} else "other"
 
 
+@dataclass(frozen=True)
+class FieldProfile:
+    """The values of a field, for plots."""
+
+    name: str
+    low: np.ndarray
+    """Smallest value of each dimension `[D]`."""
+    high: np.ndarray
+    """Largest value of each dimension `[D]`."""
+    quantiles: np.ndarray
+    """5, 25, 50, 75 and 95 % of each dimension `[5, D]`, of evenly spaced rows."""
+    at_limits: np.ndarray
+    """Share of rows at the smallest and at the largest value `[2, D]`; 0 for dimensions of few values, as switches."""
+
+
+@dataclass(frozen=True)
+class CameraProfile:
+    """The brightness of a camera in the frames that were decoded."""
+
+    name: str
+    times: np.ndarray
+    """Position of the frames in the dataset, as a row number `[n]`."""
+    brightness: np.ndarray
+    """Mean of the frame, 0 to 255 `[n]`."""
+
+
+@dataclass
+class Profile:
+    """Numbers of the dataset for the page of plots."""
+
+    lengths: list[int] = field(default_factory=list)
+    """Rows of each episode."""
+    jitter_ms: list[float] = field(default_factory=list)
+    """Largest distance of a step in time from 1 / fps, for each episode with timestamps."""
+    fields: list[FieldProfile] = field(default_factory=list)
+    """Actions, observations and rewards."""
+    jumps: dict[str, np.ndarray] = field(default_factory=dict)
+    """Largest differences of successive values by field: `[n, 2]`, row of the dataset and multiple of the usual one."""
+    cameras: list[CameraProfile] = field(default_factory=list)
+    """Brightness over time."""
+
+
 class _Copy(NamedTuple):
     """What is kept of an episode to find its copies."""
 
@@ -82,7 +123,7 @@ class RowChecks:
         findings: where findings are added.
     """
 
-    def __init__(self, findings: Findings) -> None:
+    def __init__(self, findings: Faults) -> None:
         self._findings = findings
         self.end_flags = True
         """Whether `done`, `terminated` and `truncated` may only be set in the last row of an episode."""
@@ -359,6 +400,56 @@ _MOST_DIMENSIONS = 256
 """Steps are not compared in wider fields."""
 
 
+class Moments:
+    """Count, mean, standard deviation, smallest and largest value of each dimension, without NaN and infinities."""
+
+    def __init__(self, dimensions: int) -> None:
+        self.count = np.zeros(dimensions, np.int64)
+        self.mean = np.zeros(dimensions)
+        self._squares = np.zeros(dimensions)
+        self.low = np.full(dimensions, np.inf)
+        self.high = np.full(dimensions, -np.inf)
+        self.at_low = np.zeros(dimensions, np.int64)
+        self.at_high = np.zeros(dimensions, np.int64)
+
+    @property
+    def std(self) -> Floats:
+        """Standard deviation (of the population)."""
+        deviation: Floats = np.sqrt(self._squares / np.maximum(self.count, 1))
+        return deviation
+
+    def feed(self, values: Floats) -> None:
+        """Add rows `[n, D]`."""
+        valid = np.isfinite(values)
+        if valid.all():
+            count = np.full(values.shape[1], values.shape[0])
+            low, high, clean = values.min(0), values.max(0), values
+        else:
+            count = valid.sum(0)
+            low = np.where(valid, values, np.inf).min(0)
+            high = np.where(valid, values, -np.inf).max(0)
+            clean = np.where(valid, values, 0.0)
+        safe = np.maximum(count, 1)
+        mean = clean.sum(0) / safe
+        squares = (np.where(valid, clean - mean, 0.0) ** 2).sum(0)
+        total = np.maximum(self.count + count, 1)
+        shift = mean - self.mean
+        self._squares += squares + shift**2 * self.count * count / total
+        self.mean += shift * count / total
+        self.count += count
+        self.at_low = self._limit(self.at_low, (values == low).sum(0), low, self.low, lower=True)
+        self.at_high = self._limit(self.at_high, (values == high).sum(0), high, self.high, lower=False)
+        self.low, self.high = np.minimum(self.low, low), np.maximum(self.high, high)
+
+    @staticmethod
+    def _limit(
+        known: NDArray[np.int64], new: NDArray[np.int64], value: Floats, limit: Floats, *, lower: bool
+    ) -> NDArray[np.int64]:
+        beyond = value < limit if lower else value > limit
+        counts: NDArray[np.int64] = np.where(beyond, new, np.where(value == limit, known + new, known))
+        return counts
+
+
 class Event(NamedTuple):
     """One unusual step of one dimension."""
 
@@ -592,19 +683,14 @@ class CameraChecks:
 
     Args:
         name: the camera.
-        findings: where findings are added.
-        rows: the checks of the tables, which tell whether the robot moved.
-        fps: frames per second, None if it is not known.
+        look: takes the findings; its checks of rows tell whether the robot moved.
     """
 
-    def __init__(self, name: str, findings: Findings, rows: RowChecks, fps: float | None) -> None:
-        self.name = name
-        self.decoded = 0
-        """Number of frames seen."""
-        self._findings = findings
-        self._rows = rows
-        self._second = 10.0 if fps is None else fps
-        self._times: list[int] = []
+    def __init__(self, name: str, look: Examination) -> None:
+        self._name, self._look = name, look
+        self._second = 10.0 if look.fps is None else look.fps
+        self.times: list[int] = []
+        """Position of the frames seen in the dataset, as row numbers."""
         self._brightness: list[float] = []
 
     def episode(
@@ -624,13 +710,12 @@ class CameraChecks:
         seen = 0
         for row, picture in frames:
             seen += 1
-            self._times.append(start + row)
+            self.times.append(start + row)
             self._brightness.append(float(picture.mean()))
             empty = _is_blank(picture)
             _extend(blank, row, alike=empty and before is not None and _is_blank(before), counts=empty)
             _extend(same, row, alike=before is not None and not empty and _is_same(before, picture), counts=True)
             before = picture
-        self.decoded += seen
         self._check_blank(number, length, seen, blank, file)
         self._check_frozen(number, length, seen, same, file)
 
@@ -641,23 +726,23 @@ class CameraChecks:
                 rows = "all" if whole else f"rows {run.first} to {run.last},"
                 looked = f"{number_of(run.frames, 'frame')} looked at, {number_of(length, 'row')}"
                 text = f"the picture is black or of one color: {rows} {looked}"
-                self._findings.add("camera-blank", text, Place(file, number, run.first, camera=self.name))
+                self._look.add("camera-blank", text, Place(file, number, run.first, camera=self._name))
 
     def _check_frozen(self, number: int, length: int, seen: int, runs: list[_Run], file: str | None) -> None:
         for run in runs:
             span = run.last - run.first
             if run.frames < 3 or length < 10:
                 continue
-            moved = self._rows.motion(number, run.first / (length - 1), run.last / (length - 1))
+            moved = self._look.rows.motion(number, run.first / (length - 1), run.last / (length - 1))
             whole = run.frames == seen
             long = span >= max(2 * self._second, 10)
             if (whole and (long if moved is None else moved >= 0.05)) or (long and moved is not None and moved >= 0.2):
-                goal = any(word in self.name.lower() for word in ("goal", "target", "background"))
+                goal = any(word in self._name.lower() for word in ("goal", "target", "background"))
                 severity: Severity = "note" if goal else "warning"
                 motion = "" if moved is None else f", while the state moves by {moved:.0%} of its range"
                 text = f"the picture stays the same from row {run.first} to {run.last} of {length} rows{motion}"
-                place = Place(file, number, run.first, camera=self.name)
-                self._findings.add("camera-frozen", text, place, severity=severity)
+                place = Place(file, number, run.first, camera=self._name)
+                self._look.add("camera-frozen", text, place, severity=severity)
 
     @property
     def brightness(self) -> NDArray[np.float64]:
@@ -666,7 +751,7 @@ class CameraChecks:
 
     def profile(self) -> CameraProfile:
         """Return the brightness over time."""
-        return CameraProfile(self.name, np.array(self._times), self.brightness)
+        return CameraProfile(self._name, np.array(self.times), self.brightness)
 
 
 def _extend(runs: list[_Run], row: int, *, alike: bool, counts: bool) -> None:
