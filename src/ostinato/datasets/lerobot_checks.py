@@ -13,7 +13,7 @@ from ostinato.core.options import number_of
 from ostinato.datasets.checks import READ_ERRORS, Place, WrongValueError, first_line
 from ostinato.datasets.examination import Pictures
 from ostinato.datasets.lerobot_metadata import INFO, STATISTICS, Metadata
-from ostinato.datasets.parquet import leaf_type, open_table, to_array
+from ostinato.datasets.parquet import leaf_type, open_table, stored_bytes, to_array
 from ostinato.datasets.stored import decode_picture
 from ostinato.datasets.values import Moments
 from ostinato.datasets.video import gray_frames, read_header
@@ -587,7 +587,8 @@ class _Images:
     def __init__(self, meta: Metadata, file: str, name: str) -> None:
         self._path, self._name, self._shape = meta.root / file, name, meta.picture_shape(name)
         self._table: Any = None
-        self._group, self._rows = -1, None
+        self._group = -1
+        self._rows: Any = None
 
     def __call__(self, row: int) -> Array:
         """Return the picture `[H, W, C]` in a row of the file.
@@ -598,14 +599,16 @@ class _Images:
         self._table = self._table or open_table(self._path)
         group, at, _ = next(self._table.pieces(row, row + 1))
         if group != self._group:
-            self._group, self._rows = group, self._table.columns([self._name], group)[self._name]
-        value: Any = None if self._rows is None else self._rows[at].as_py()
-        data = value.get("bytes") if isinstance(value, dict) else value
-        if not isinstance(data, bytes):
+            self._group, self._rows = (
+                group,
+                stored_bytes(self._table.columns([self._name], group)[self._name], "picture"),
+            )
+        data = self._rows[at].as_buffer()
+        if data is None:
             raise WrongValueError(
                 row, "there is no picture (null): those in files of their own are not read", "value-null"
             )
-        picture = decode_picture(data, "lerobot")
+        picture = decode_picture(data.to_pybytes(), "lerobot")
         if self._shape is not None and picture.shape[:2] != self._shape[1:]:
             text = f"it has {picture.shape[0]}x{picture.shape[1]} pixels, the features say {self._shape[1:]}"
             raise WrongValueError(row, text, "video-size")

@@ -24,7 +24,7 @@ from ostinato.datasets.minari_arrow import ArrowEpisodes, arrow_columns, arrow_f
 from ostinato.datasets.minari_hdf5 import Hdf5Episodes
 from ostinato.datasets.minari_writer import WRITE
 from ostinato.datasets.parquet import to_array
-from ostinato.datasets.stored import EitherColumn, StoredRows, decode_picture
+from ostinato.datasets.stored import StoredRows, decode_picture
 from ostinato.errors import DamagedFileError, SchemaError
 
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ def _contents(
             values, codes = np.unique(np.array(episodes.texts(parts, extra), dtype=object), return_inverse=True)
             column: DatasetColumn = TensorColumn(torch.from_numpy(codes.astype(np.int64)))
             for path, move in places:
-                texts[path] = TextColumn(values.tolist(), column if move is None else MovedColumn(column, move))
+                texts[path] = TextColumn(values.tolist(), MovedColumn(column, move))
             return
         column = BlockColumn(episodes.source(parts, extra, space), reading.cache)
         columns.update({path: column if move is None else MovedColumn(column, move) for path, move in places})
@@ -213,7 +213,7 @@ def _contents(
         add(leaf.parts, ("action", *leaf.path[1:]), 0, leaf.space)
     for name, key in _FLAGS.items():
         columns["next", key] = BlockColumn(episodes.source((name,), 0), reading.cache)
-    columns["next", "done"] = EitherColumn(columns["next", "terminated"], columns["next", "truncated"])
+    columns["next", "done"] = MovedColumn(columns["next", "terminated"], None, columns["next", "truncated"])
     infos, assumptions = episodes.infos()
     if episodes.others:
         assumptions.append(

@@ -81,7 +81,7 @@ class NumberField(NamedTuple):
     """bool `[n]`: the values from 0 that occur, all others raise; None for any."""
 
 
-class _Announced:
+class Announced:
     """A column that will be read; it is no longer among those pending when its read has ended, or was given up."""
 
     def __init__(self, name: str, pending: dict[int, str]) -> None:
@@ -186,9 +186,9 @@ class EpisodeFiles:
         self._names[column.name] = field.name
         return column
 
-    def announce(self, name: int) -> _Announced:
-        """Expect that a column will be read; see `ReadTogether`."""
-        return _Announced(self._names[name], self._pending)
+    def announce(self, name: int) -> Announced:
+        """Expect that a column will be read, until what this returns is settled or dropped."""
+        return Announced(self._names[name], self._pending)
 
     def load(self, episode: int, name: str) -> Tensor:
         """Read one column of an episode, `[rows, *shape]`. The columns announced now are read, too, into the cache.
@@ -394,53 +394,36 @@ class _Bytes:
         self.files, self.name, self.kind = files, name, kind
         self.key = files.cache.register()
 
-    def at(self, row: int, last: dict[tuple[int, int], Tensor]) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    def at(self, row: int, last: dict[tuple[int, int], Any]) -> bytes:
         """Return the bytes of a row. `last` holds the row group read last, empty at first."""
-        packed, at = self._group(row, self.files.episode_of(row), last)
-        count = int(packed[:8].view(torch.int64))
-        ends = packed[8 : 8 * (count + 2)].view(torch.int64)
-        data = packed[8 * (count + 2) :]
-        return data[int(ends[at]) : int(ends[at + 1])].numpy()
+        episode = self.files.episode_of(row)
+        at, before = int(self.files.file_of[episode]), self.files.first_row(episode)
 
-    def _group(self, row: int, episode: int, last: dict[tuple[int, int], Tensor]) -> tuple[Tensor, int]:
-        """Return the row group that has a row, and the position of the row in it.
-
-        The group is one tensor of bytes: the number of values, where each begins, the end, and their bytes.
-        """
-        at = int(self.files.file_of[episode])
-        before = self.files.first_row(episode)
-
-        def find(file: ParquetTable) -> tuple[Tensor, int]:
+        def find(file: ParquetTable) -> bytes:
             self.files.check(episode, file)
             group, start, _ = next(file.pieces(row - before, row - before + 1))
             if (at, group) not in last:
-                pack = partial(self._pack, file, group, before + int(file.bounds[group]), episode)
-                found = self.files.cache.get((self.key, at, group), pack)
+                read = partial(self._read, file, group, before + int(file.bounds[group]), episode)
+                found = self.files.cache.get((self.key, at, group), read)
                 last.clear()
                 last[at, group] = found
-            return last[at, group], start
+            value: bytes = last[at, group][start].as_buffer().to_pybytes()
+            return value
 
-        found: tuple[Tensor, int] = self.files.use(episode, find)
+        found: bytes = self.files.use(episode, find)
         return found
 
-    def _pack(self, file: ParquetTable, group: int, row: int, episode: int) -> Tensor:
+    def _read(self, file: ParquetTable, group: int, row: int, episode: int) -> Any:
+        """Return a row group as an Arrow array, whose first value is that of `row`."""
         self.files.raise_missing(self.name, file, episode)
-        arrow = require("pyarrow", "lerobot")
-        types, array = arrow.types, file.columns([self.name], group)[self.name]
-        array = array.dictionary_decode() if types.is_dictionary(array.type) else getattr(array, "storage", array)
-        if types.is_struct(array.type) and array.type.get_field_index("bytes") >= 0:
-            array = array.field("bytes")
-        large = types.is_large_binary(array.type) or types.is_large_string(array.type)
-        if not (large or types.is_binary(array.type) or types.is_string(array.type)):
-            self.files.raise_wrong(self.name, row, f"values are of type {array.type}, where {self.kind} is described")
+        try:
+            array = stored_bytes(file.columns([self.name], group)[self.name], self.kind)
+        except WrongValueError as error:
+            self.files.raise_wrong(self.name, row, str(error))
         if array.null_count:
             what = f"the row has no {self.kind} (null): values in files of their own are not read"
             self.files.raise_wrong(self.name, row + first_null(array), what)
-        _, offsets, data = array.buffers()
-        ends = np.frombuffer(offsets, np.int64 if large else np.int32)[array.offset : array.offset + len(array) + 1]
-        parts = [np.array([len(array)]), ends.astype(np.int64) - ends[0]]
-        values = np.empty(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)[ends[0] : ends[-1]]
-        return torch.from_numpy(np.concatenate([*(part.view(np.uint8) for part in parts), values]))
+        return array
 
 
 @final
@@ -458,11 +441,11 @@ class TextBlocks:
     def read(self, rows: Tensor) -> np.ndarray[Any, Any]:
         """Return the texts of rows, an object array `[n]`."""
         wanted, places = np.unique(rows.numpy(), return_inverse=True)
-        last: dict[tuple[int, int], Tensor] = {}
+        last: dict[tuple[int, int], Any] = {}
         found = np.empty(wanted.shape[0], dtype=object)
         for at, row in enumerate(wanted.tolist()):
             try:
-                found[at] = self._values.at(row, last).tobytes().decode()
+                found[at] = self._values.at(row, last).decode()
             except UnicodeDecodeError as error:
                 self._values.files.raise_wrong(self._values.name, row, f"the text is not UTF-8: {error}")
         texts: np.ndarray[Any, Any] = found[places]
@@ -509,16 +492,16 @@ class PictureColumn:
 
     def _fill(self, out: Tensor, rows: list[int]) -> None:
         """Decode neighbouring rows into a part of a batch."""
-        last: dict[tuple[int, int], Tensor] = {}
+        last: dict[tuple[int, int], Any] = {}
         cache, key = self._values.files.cache, self._values.key
         for place, row in enumerate(rows):
             out[place] = cache.get((key, "row", row), partial(self._decode, row, last))
 
-    def _decode(self, row: int, last: dict[tuple[int, int], Tensor]) -> Tensor:
+    def _decode(self, row: int, last: dict[tuple[int, int], Any]) -> Tensor:
         """Decode the picture of a row, uint8 `[C, H, W]`; `last` has the row group read last."""
         fail = partial(self._values.files.raise_wrong, self._values.name, row)
         try:
-            pixels = decode_picture(self._values.at(row, last).tobytes(), "lerobot")
+            pixels = decode_picture(self._values.at(row, last), "lerobot")
         except WrongValueError as error:
             fail(str(error))
         pixels = pixels[:, :, None] if pixels.ndim == 2 else pixels
@@ -545,6 +528,21 @@ def leaf_type(kind: Any) -> str:
     if types.is_dictionary(kind):
         kind = kind.value_type
     return _NAMES.get(str(kind), str(kind))
+
+
+def stored_bytes(array: Any, kind: str) -> Any:
+    """Return an Arrow array of text or bytes, also from a dictionary or from structs with the field `bytes`.
+
+    Raises:
+        WrongValueError: if it has other values; `kind` says what they should be.
+    """
+    types = require("pyarrow.types", "lerobot")
+    array = array.dictionary_decode() if types.is_dictionary(array.type) else getattr(array, "storage", array)
+    if types.is_struct(array.type) and array.type.get_field_index("bytes") >= 0:
+        array = array.field("bytes")
+    if str(array.type) not in {"binary", "large_binary", "string", "large_string"}:
+        raise WrongValueError(0, f"values are of type {array.type}, where {kind} is described")
+    return array
 
 
 def first_null(array: Any) -> int:

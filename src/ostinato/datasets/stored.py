@@ -17,8 +17,6 @@ from ostinato.datasets.columns import MovedColumn, TensorColumn
 from ostinato.errors import DamagedFileError, SchemaError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import Tensor
 
     from ostinato.core.rows import Path as Key
@@ -226,39 +224,6 @@ def last_rows(lengths: Tensor) -> TensorColumn:
     ends = torch.zeros(int(lengths.sum()), dtype=torch.bool, device="cpu")
     ends[lengths.cumsum(0) - 1] = True
     return TensorColumn(ends)
-
-
-@final
-class EitherColumn:
-    """Whether one of two flags is set.
-
-    Args:
-        first: a column of flags.
-        second: another one, with the same rows.
-    """
-
-    def __init__(self, first: DatasetColumn, second: DatasetColumn) -> None:
-        self.first, self.second = first, second
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Bool."""
-        return torch.bool
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the flags in one row."""
-        return self.first.shape
-
-    def start(self, rows: Tensor) -> Callable[[], Tensor]:
-        """Begin to read rows; see `DatasetColumn`."""
-        first, second = self.first.start(rows), self.second.start(rows)
-        return lambda: first().bool() | second().bool()
-
-    def close(self) -> None:
-        """Close files."""
-        self.first.close()
-        self.second.close()
 
 
 def decode_picture(data: bytes, extra: str, **options: Any) -> np.ndarray[Any, np.dtype[Any]]:
