@@ -13,7 +13,7 @@ import numpy as np
 from ostinato.errors import DamagedFileError, MissingFileError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
     from pathlib import Path
 
 
@@ -182,6 +182,13 @@ def read_object(root: Path, place: Place, faults: Faults) -> dict[str, Any] | No
         return None if found is None else found[0]
     faults.add("metadata-invalid", "it is no JSON object", place)
     return None
+
+
+def check_fields(names: Collection[str], needed: Iterable[str], whose: str, place: Place, faults: Faults) -> None:
+    """Check that there are fields, or fields below them; `whose` they are is for the message."""
+    for name in needed:
+        if name not in names and not any(key.startswith(f"{name}/") for key in names):
+            faults.add("field-missing", f"{whose} has no {name}", place._replace(field=name))
 
 
 def usual_rows(sizes: Iterable[int]) -> int:

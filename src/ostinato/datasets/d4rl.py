@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from ostinato._optional import require
 from ostinato.core.options import number_of
 from ostinato.datasets.arrays import same_rows
-from ostinato.datasets.checks import READ_ERRORS, Place
+from ostinato.datasets.checks import READ_ERRORS, FirstFault, Place, check_fields
 from ostinato.datasets.columns import BlockColumn, MovedColumn
 from ostinato.datasets.dataset import Contents
 from ostinato.datasets.format import Format
@@ -27,8 +28,6 @@ from ostinato.datasets.stored import Ends, as_flags
 from ostinato.errors import DamagedFileError, KindError, OptionError, UsageError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from ostinato.core.rows import Path as Key
     from ostinato.datasets.columns import DatasetColumn
     from ostinato.datasets.examination import Examination
@@ -64,10 +63,7 @@ def read_d4rl(source: Any, reading: Reading) -> Contents:
     file = Hdf5File.find(source)
     names = file.names()
     found = set(names)
-    missing = [name for name in _NEEDED if name not in found]
-    if missing:
-        msg = f"{file} has no {', '.join(missing)}, which files of D4RL have"
-        raise DamagedFileError(msg)
+    check_fields(found, _NEEDED, "the file", Place(), FirstFault(Path(str(file))))
     rows = describe(file, "observations").shape[0]
     if not rows:
         msg = f"{file} has no rows: observations is empty"
@@ -183,9 +179,7 @@ def examine_d4rl(path: Path, look: Examination) -> str:
             )
             raise KindError(msg)
         arrays = {k: v for k, v in datasets_of(file).items() if not k.startswith(("metadata", "states"))}
-        for name in _NEEDED:
-            if name not in arrays and not any(key.startswith(f"{name}/") for key in arrays):
-                look.add("field-missing", "D4RL files have this array", Place(path.name, field=name))
+        check_fields(arrays, _NEEDED, "the file", Place(path.name), look)
         if "timeouts" not in arrays:
             text = "without timeouts, an episode that was cut off runs into the next one"
             look.add("flag-missing", text, Place(path.name, field="timeouts"))

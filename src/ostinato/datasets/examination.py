@@ -121,6 +121,8 @@ class Examination:
         """Which pictures were looked at, in words, where a format says more than their number."""
         self.cameras: dict[str, CameraChecks] = {}
         """The checks of each camera."""
+        self.shapes: dict[str, tuple[int, ...] | None] = {}
+        """Shape of the rows of each field, of the first episode unless the format knows."""
         self._bar = bar
         self._every = 1
         self._episodes = 0
@@ -193,7 +195,16 @@ class Examination:
             file: where it lies.
             nexts: next observations that `arrays` do not have, of which nothing else is checked.
         """
-        start, (numbers, pictures) = self.total, _divided(arrays)
+        fits: dict[str, Any] = {}
+        for name, array in arrays.items():
+            shape = None if isinstance(array, Pictures) else tuple(array.shape[1:])
+            expected = self.shapes.setdefault(name, shape)
+            if shape in {None, expected}:
+                fits[name] = array
+            else:
+                text = f"rows are {list(shape or ())}, expected are {list(expected or ())}"
+                self.add("shape-mismatch", text, Place(file, number, field=name))
+        start, (numbers, pictures) = self.total, _divided(fits)
         for array in numbers.values():
             check_size(array)
         fields = {name: np.asarray(array[:]) for name, array in numbers.items()}

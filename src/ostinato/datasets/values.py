@@ -128,7 +128,6 @@ class RowChecks:
         self.end_flags = True
         """Whether `done`, `terminated` and `truncated` may only be set in the last row of an episode."""
         self._numbers: dict[str, FieldNumbers] = {}
-        self._shapes: dict[str, tuple[int, ...]] = {}
         self._copies: dict[bytes, _Copy] = {}
         self._set: dict[str, bool] = {}
         self._cells: dict[int, NDArray[np.float32]] = {}
@@ -196,11 +195,6 @@ class RowChecks:
         if numbers is None:
             steps = role_of(name) == "action" or name in {"observation.state", "state", "agent_pos"}
             numbers = self._numbers[name] = FieldNumbers(flat.shape[1], steps=steps)
-        elif numbers.moments.count.shape[0] != flat.shape[1]:
-            expected = numbers.moments.count.shape[0]
-            text = f"rows have {number_of(flat.shape[1], 'value')}, those of other episodes {expected}"
-            self._findings.add("shape-mismatch", text, Place(file=file, episode=episode, field=name))
-            return
         piece = max(2, _PIECE_VALUES // flat.shape[1])
         for first in range(0, flat.shape[0], piece):
             numbers.feed(flat[first : first + piece].astype(np.float64), episode, first)
