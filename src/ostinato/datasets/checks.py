@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias,
 
 import numpy as np
 
+from ostinato.core.options import number_of
 from ostinato.errors import DamagedFileError, MissingFileError
 
 if TYPE_CHECKING:
@@ -155,7 +156,8 @@ class FirstFault:
             DamagedFileError: for all other errors.
         """
         if (severity or CHECKS[check].severity) == "error":
-            msg = f"{self._root / (place.file or '')}: {message}"
+            row = "" if place.frame is None else f", episode {place.episode}, frame {place.frame}"
+            msg = f"{self._root / (place.file or '')}{row}: {message}"
             raise (MissingFileError if check == "file-missing" else DamagedFileError)(msg)
 
 
@@ -189,6 +191,16 @@ def check_fields(names: Collection[str], needed: Iterable[str], whose: str, plac
     for name in needed:
         if name not in names and not any(key.startswith(f"{name}/") for key in names):
             faults.add("field-missing", f"{whose} has no {name}", place._replace(field=name))
+
+
+def check_numbers(found: Array, expected: Any, name: str, place: Place, faults: Faults) -> None:
+    """Compare the numbers of rows `[n]` in a field with those expected, `[n]` or one for all."""
+    wrong = np.flatnonzero(found != expected)
+    if wrong.shape[0]:
+        at = int(wrong[0])
+        value = np.broadcast_to(expected, found.shape)[at]
+        text = f"{name} is {found[at]} where {value} is expected ({number_of(wrong.shape[0], 'row')} off)"
+        faults.add("index-order", text, place._replace(frame=at, field=name))
 
 
 def usual_rows(sizes: Iterable[int]) -> int:

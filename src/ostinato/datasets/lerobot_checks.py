@@ -10,7 +10,7 @@ import numpy as np
 
 from ostinato._optional import require
 from ostinato.core.options import number_of
-from ostinato.datasets.checks import READ_ERRORS, Place, WrongValueError, first_line
+from ostinato.datasets.checks import READ_ERRORS, Place, WrongValueError, check_numbers, first_line
 from ostinato.datasets.examination import Pictures
 from ostinato.datasets.lerobot_metadata import INFO, STATISTICS, Metadata
 from ostinato.datasets.parquet import leaf_type, open_table, stored_bytes, to_array
@@ -298,14 +298,8 @@ class LeRobotTables:
 
     def _check_order(self, arrays: dict[str, Array], rows: int, where: Place) -> None:
         for name, first in (("frame_index", 0), ("index", self.total)):
-            if name not in arrays:
-                continue
-            values = arrays[name][:, 0]
-            wrong = np.flatnonzero(values != np.arange(first, first + rows))
-            if wrong.shape[0]:
-                at = int(wrong[0])
-                text = f"is {values[at]} where {first + at} is expected ({number_of(wrong.shape[0], 'row')} off)"
-                self._look.add("index-order", text, where._replace(frame=at, field=name))
+            if name in arrays:
+                check_numbers(arrays[name][:, 0], np.arange(first, first + rows), name, where, self._look)
 
     def _check_times(self, arrays: dict[str, Array], where: Place) -> None:
         if "timestamp" not in arrays:

@@ -11,7 +11,7 @@ import torch
 
 from ostinato._optional import require
 from ostinato.datasets.cache import OpenHandles
-from ostinato.datasets.checks import WrongValueError
+from ostinato.datasets.checks import FirstFault, Place, WrongValueError, check_numbers
 from ostinato.datasets.columns import BlockColumn
 from ostinato.datasets.stored import decode_picture
 from ostinato.errors import DamagedFileError, MissingFileError
@@ -228,10 +228,13 @@ class EpisodeFiles:
         self._check_count(episode, file)
         checked = [name for name in _CHECKED if name in file.names]
         found = self._rows(episode, file, list(dict.fromkeys([*names, *checked])))
+        faults, place = FirstFault(self.path_of(episode)), Place(episode=int(self.numbers[episode]))
         if "episode_index" in found:
-            self._check_episode(episode, found["episode_index"])
+            check_numbers(found["episode_index"].numpy(), self.numbers[episode], "episode_index", place, faults)
         if "index" in found:
-            self._check_index(episode, found["index"])
+            numbers = found["index"].numpy()
+            first = int(self.starts[episode]) if self._indexed else int(numbers[0])
+            check_numbers(numbers, np.arange(first, first + numbers.shape[0]), "index", place, faults)
         self._known[episode] = True
         return found
 
@@ -290,27 +293,6 @@ class EpisodeFiles:
             if stop > first + 1:
                 which = f"its episodes {self.numbers[first]} to {self.numbers[stop - 1]}"
             msg = f"{self.paths[at]} has {found} rows, but {self._said_by} gives {rows} rows to {which}"
-            raise DamagedFileError(msg)
-
-    def _check_episode(self, episode: int, found: Tensor) -> None:
-        wrong = (found != int(self.numbers[episode])).nonzero()
-        if wrong.shape[0]:
-            frame = int(wrong[0])
-            msg = (
-                f"{self.path_of(episode)} has a row of episode {int(found[frame])} where episode "
-                f"{self.numbers[episode]}, frame {frame}, should be: it does not agree with {self._said_by}"
-            )
-            raise DamagedFileError(msg)
-
-    def _check_index(self, episode: int, found: Tensor) -> None:
-        first = int(self.starts[episode]) if self._indexed else int(found[0])
-        wrong = (found != torch.arange(first, first + found.shape[0], device="cpu")).nonzero()
-        if wrong.shape[0]:
-            frame = int(wrong[0])
-            msg = (
-                f"{self.path_of(episode)} has index {int(found[frame])} in episode {self.numbers[episode]}, frame "
-                f"{frame}, where index {first + frame} should be: rows are missing, or in another order"
-            )
             raise DamagedFileError(msg)
 
     def raise_missing(self, name: str, file: ParquetTable, episode: int) -> None:
