@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, final
@@ -439,30 +438,15 @@ class Hdf5Source:
 _CHUNK_BYTES = 32 << 20
 
 
-class HdfPlan(NamedTuple):
-    """What is written."""
-
-    rows: Transitions
-    names: dict[str, FieldPath]
-    """Fields by their names in the file."""
-    compression: str | None
-    env_args: dict[str, Any] | None = None
-    """How robomimic makes the environment."""
-
-    def create(self, group: Any, name: str, shape: tuple[int, ...], dtype: Any) -> Any:
-        """Return a new array in a group of the file."""
-        return group.create_dataset(name, shape=shape, dtype=dtype, compression=self.compression)
+# -- writing -----------------------------------------------------------------------------------------------------------
 
 
-def plan_d4rl(dataset: DatasetStorage, compression: str | None) -> HdfPlan:
-    """Return what is written to a file of D4RL.
+def _d4rl_names(rows: Transitions) -> dict[str, FieldPath]:
+    """Return fields by their names in a file of D4RL.
 
     Raises:
-        SchemaError: if rows lack a field, or have several observations or actions.
-        MissingExtraError: naming the extra to install.
+        SchemaError: if rows have several observations or actions.
     """
-    require("h5py", "h5")
-    rows = Transitions(dataset, "D4RL")
     for leaves in (rows.observations, rows.actions):
         if len(leaves) > 1 or len(leaves[0].path) > 1:
             msg = (
@@ -477,27 +461,15 @@ def plan_d4rl(dataset: DatasetStorage, compression: str | None) -> HdfPlan:
         ("next", "observation"): "next_observations",
     }
     others = {path: _joined(("infos", *path[1:]) if path[0] == "info" else path) for path in rows.leaves}
-    return HdfPlan(rows, _named(rows, {**others, **names}, ("terminals", "timeouts")), compression)
+    return _named(rows, {**others, **names}, ("terminals", "timeouts"))
 
 
-def plan_robomimic(dataset: DatasetStorage, compression: str | None, env_args: Any) -> HdfPlan:
-    """Return what is written to a file of robomimic.
+def _robomimic_names(rows: Transitions) -> dict[str, FieldPath]:
+    """Return fields by their names in a demonstration of robomimic.
 
     Raises:
-        OptionError: if `env_args` is not JSON.
-        SchemaError: if rows lack a field, or have several actions.
-        MissingExtraError: naming the extra to install.
+        SchemaError: if rows have several actions.
     """
-    require("h5py", "h5")
-    if env_args is not None:
-        try:
-            if not isinstance(env_args, dict):
-                raise TypeError
-            json.dumps(env_args, allow_nan=False)
-        except (TypeError, ValueError) as error:
-            msg = f"env_args must be a dict of JSON values, got {str(env_args)[:200]}"
-            raise OptionError(msg) from error
-    rows = Transitions(dataset, "robomimic", reward=False)
     if len(rows.actions[0].path) > 1:
         msg = (
             f"robomimic holds one array of actions, rows have {show_path(rows.actions[0].path)}: choose it with fields="
@@ -511,7 +483,7 @@ def plan_robomimic(dataset: DatasetStorage, compression: str | None, env_args: A
             names[path] = _joined((prefix, *(inner[1:] or ("state",))))
         else:
             names[path] = known.get(path) or _joined(path)
-    return HdfPlan(rows, _named(rows, names, ("dones",)), compression, env_args)
+    return _named(rows, names, ("dones",))
 
 
 def _joined(path: FieldPath) -> str:
@@ -542,64 +514,81 @@ def _named(rows: Transitions, names: dict[FieldPath, str], own: tuple[str, ...])
     return found
 
 
-def write_d4rl(plan: HdfPlan, path: Path, progress: Progress) -> None:
-    """Write a file with one array for each field, in chunks of rows."""
-    rows, count = plan.rows, len(plan.rows.dataset)
-    with require("h5py", "h5").File(path, "w") as file:
-        targets = {
-            name: plan.create(file, name, (count, *_form(rows, field)[0]), _form(rows, field)[1])
-            for name, field in plan.names.items()
-        }
-        for name, values in (("terminals", rows.terminated), ("timeouts", rows.truncated)):
-            plan.create(file, name, (count,), np.dtype(bool))[:] = values
-        largest = max(leaf.nbytes for leaf in rows.leaves.values())
-        size = max(1, _CHUNK_BYTES // max(1, largest))
-        for first in range(0, count, size):
-            last = min(first + size, count)
-            for name, field in plan.names.items():
-                targets[name][first:last] = rows.rows(field, first, last)
-            progress.advance(last - first)
+class _Writer(NamedTuple):
+    """Writes the rows of a dataset to a file."""
 
+    rows: Transitions
+    names: dict[str, FieldPath]
+    """Fields by their names in a group of the file."""
+    compression: str | None
+    env_args: dict[str, Any] | None = None
+    """How robomimic makes the environment."""
 
-def write_robomimic(plan: HdfPlan, path: Path, progress: Progress) -> None:
-    """Write a file with a group for each episode."""
-    rows = plan.rows
-    with require("h5py", "h5").File(path, "w") as file:
-        data = file.create_group("data")
-        data.attrs["total"] = len(rows.dataset)
-        data.attrs["env_args"] = json.dumps(plan.env_args or {})
-        for episode, (first, last) in enumerate(rows.spans()):
-            group = data.create_group(f"demo_{episode}")
-            group.attrs["num_samples"] = last - first
-            for name, field in plan.names.items():
-                shape, dtype = _form(rows, field)
-                target = plan.create(group, name, (last - first, *shape), dtype)
-                size = max(1, _CHUNK_BYTES // max(1, dtype.itemsize * math.prod(shape)))
-                for at in range(first, last, size):
-                    end = min(at + size, last)
-                    target[at - first : end - first] = rows.rows(field, at, end)
-            plan.create(group, "dones", (last - first,), np.dtype(np.uint8))[:] = rows.terminated[first:last]
-            progress.advance(last - first)
+    def d4rl(self, path: Path, progress: Progress) -> None:
+        """Write a file with one array for each field."""
+        with require("h5py", "h5").File(path, "w") as file:
+            flags = {"terminals": self.rows.terminated, "timeouts": self.rows.truncated}
+            self._write(file, 0, len(self.rows.dataset), flags, progress)
 
+    def robomimic(self, path: Path, progress: Progress) -> None:
+        """Write a file with a group for each episode."""
+        flags = {"dones": self.rows.terminated.astype(np.uint8)}
+        with require("h5py", "h5").File(path, "w") as file:
+            data = file.create_group("data")
+            data.attrs["total"] = len(self.rows.dataset)
+            data.attrs["env_args"] = json.dumps(self.env_args or {})
+            for episode, (first, last) in enumerate(self.rows.spans()):
+                group = data.create_group(f"demo_{episode}")
+                group.attrs["num_samples"] = last - first
+                self._write(group, first, last, flags, progress)
 
-def _form(rows: Transitions, path: FieldPath) -> tuple[tuple[int, ...], Any]:
-    """Return shape and dtype of a field in one row."""
-    if path in rows.texts:
-        return (), require("h5py", "h5").string_dtype()
-    return rows.leaves[path].shape, rows.rows(path, 0, 1).dtype
+    def _write(self, group: Any, first: int, last: int, flags: dict[str, Any], progress: Progress) -> None:
+        """Write the rows `[first, last)` in chunks, and flags, which are those of all rows."""
+        create = partial(group.create_dataset, compression=self.compression)
+        for name, values in flags.items():
+            create(name, data=values[first:last])
+        targets = {}
+        for name, path in self.names.items():
+            text = path in self.rows.texts
+            dtype = require("h5py", "h5").string_dtype() if text else self.rows.rows(path, 0, 1).dtype
+            shape = () if text else self.rows.leaves[path].shape
+            targets[name] = create(name, shape=(last - first, *shape), dtype=dtype)
+        size = max(1, _CHUNK_BYTES // max(1, *(leaf.nbytes for leaf in self.rows.leaves.values())))
+        for at in range(first, last, size):
+            end = min(at + size, last)
+            for name, path in self.names.items():
+                targets[name][at - first : end - first] = self.rows.rows(path, at, end)
+            progress.advance(end - at)
 
 
 def _prepare_hdf5(dataset: DatasetStorage, given: Mapping[str, Any]) -> Callable[[Path, Progress], None]:
+    """Make all checks of a dataset and the options; return what writes.
+
+    Raises:
+        OptionError: if an option is wrong.
+        SchemaError: if rows lack a field, or have one that the layout has no place for.
+        MissingExtraError: naming the extra to install.
+    """
     layout = check_choice("layout", given.get("layout", "robomimic"), ("robomimic", "d4rl"))
     compression = check_choice("compression", given.get("compression", "none"), ("none", "gzip", "lzf"))
-    dataset = with_nested_names(dataset, infos=False)
+    require("h5py", "h5")
     packed, env_args = None if compression == "none" else compression, given.get("env_args")
-    if layout == "robomimic":
-        return partial(write_robomimic, plan_robomimic(dataset, packed, env_args))
-    if env_args is not None:
-        msg = "env_args is for layout='robomimic', D4RL has no place for it: leave it out"
+    dataset = with_nested_names(dataset, infos=False)
+    if layout == "d4rl":
+        if env_args is not None:
+            msg = "env_args is for layout='robomimic', D4RL has no place for it: leave it out"
+            raise OptionError(msg)
+        rows = Transitions(dataset, "D4RL")
+        return _Writer(rows, _d4rl_names(rows), packed).d4rl
+    try:
+        valid = env_args is None or (isinstance(env_args, dict) and json.dumps(env_args, allow_nan=False))
+    except (TypeError, ValueError):
+        valid = False
+    if not valid:
+        msg = f"env_args must be a dict of JSON values, got {str(env_args)[:200]}"
         raise OptionError(msg)
-    return partial(write_d4rl, plan_d4rl(dataset, packed))
+    rows = Transitions(dataset, "robomimic", reward=False)
+    return _Writer(rows, _robomimic_names(rows), packed, env_args).robomimic
 
 
 WRITE = Writing("hdf5", ("layout", "env_args", "compression"), _prepare_hdf5, is_file=True)
