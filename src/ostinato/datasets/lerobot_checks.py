@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-_BATCH_ROWS = 8192
 _BOOKKEEPING = ("timestamp", "frame_index", "episode_index", "index", "task_index")
 _SLACK_S = 1e-4
 """Largest distance between a timestamp and its frame, as LeRobot has it."""
@@ -173,14 +172,15 @@ class LeRobotTables:
             self.total = expected[0].start
         try:
             with parquet.ParquetFile(self.meta.root / name) as file:
-                columns, first = self._columns(file.schema_arrow, name), 0
                 found = [image for image in self.meta.images if image in file.schema_arrow.names]
                 images = {image: _Images(self.meta, name, image) for image in found}
-                for number, arrays in self._episodes(file, columns, name, expected):
-                    rows = max((values.shape[0] for values in arrays.values()), default=0)
-                    pictures = {image: Pictures(range(first, first + rows), read) for image, read in images.items()}
-                    self._episode(number, arrays, rows, name, pictures)
-                    first += rows
+                arrays = self._arrays(file.read(columns=self._columns(file.schema_arrow, name)), name)
+                numbers = self._numbers_of(arrays, file.metadata.num_rows, expected)
+                cuts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)]
+                for first, stop in pairwise(cuts if len(numbers) else ()):
+                    part: dict[str, Any] = {key: values[first:stop] for key, values in arrays.items()}
+                    part |= {image: Pictures(range(first, stop), read) for image, read in images.items()}
+                    self._episode(int(numbers[first]), part, stop - first, name)
         except READ_ERRORS as error:
             self._complete = False
             first = next((entry.number for entry in expected if entry.number not in self.numbers), None)
@@ -215,47 +215,22 @@ class LeRobotTables:
             self._reported.add((check, name))
             self._look.add(check, text, Place(file=file, field=name), severity=severity)
 
-    def _episodes(
-        self, file: Any, columns: list[str], name: str, expected: list[EpisodeEntry]
-    ) -> Iterator[tuple[int, dict[str, Array]]]:
-        """Yield the rows of one episode after the other."""
-        current = 0
-        parts: list[dict[str, Array]] = []
-        row = 0
-        for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=columns):
-            arrays = self._arrays(batch, columns, name, row)
-            numbers = self._numbers_of(arrays, batch.num_rows, row, expected)
-            row += batch.num_rows
-            cuts = np.flatnonzero(np.diff(numbers)) + 1
-            for first, stop in zip([0, *cuts], [*cuts, len(numbers)], strict=True):
-                if parts and numbers[first] != current:
-                    yield current, _joined(parts)
-                    parts = []
-                current = int(numbers[first])
-                parts.append({key: values[first:stop] for key, values in arrays.items()})
-        if parts:
-            yield current, _joined(parts)
-
     @staticmethod
-    def _numbers_of(arrays: dict[str, Array], rows: int, first: int, expected: list[EpisodeEntry]) -> Array:
+    def _numbers_of(arrays: dict[str, Array], rows: int, expected: list[EpisodeEntry]) -> Array:
         """Return the episode of each row: by its column, otherwise by the lengths in the metadata."""
         found = arrays.get("episode_index")
         if found is not None and found.shape[1] == 1:
             return found[:, 0].astype(np.int64)
-        ends = np.cumsum([entry.length or 0 for entry in expected])
-        if not len(ends):
-            return np.zeros(rows, np.int64)
-        at = np.searchsorted(ends, np.arange(first, first + rows), side="right")
-        return np.array([entry.number for entry in expected])[np.minimum(at, len(expected) - 1)]
+        known = np.repeat([entry.number for entry in expected], [entry.length or 0 for entry in expected])
+        return np.pad(known.astype(np.int64), (0, rows), "edge" if known.shape[0] else "constant")[:rows]
 
-    def _arrays(self, batch: Any, columns: list[str], file: str, row: int) -> dict[str, Array]:
+    def _arrays(self, table: Any, file: str) -> dict[str, Array]:
         arrays = {}
-        for name in columns:
-            column = batch.column(batch.schema.get_field_index(name))
+        for name, column in zip(table.column_names, table.columns, strict=True):
             try:
-                values = to_array(column)
+                values = to_array(column.combine_chunks())
             except WrongValueError as error:
-                self._once(error.check, f"{error}, first in row {row + error.row} of the file", file, name)
+                self._once(error.check, f"{error}, first in row {error.row} of the file", file, name)
                 continue
             shape = self.meta.shape(name) if name in self.meta.features else (1,)
             size = None if shape is None else int(np.prod(shape, dtype=np.int64))
@@ -267,9 +242,7 @@ class LeRobotTables:
 
     # -- one episode ---------------------------------------------------------------------------------------------------
 
-    def _episode(
-        self, number: int, arrays: dict[str, Array], rows: int, file: str, pictures: dict[str, Pictures]
-    ) -> None:
+    def _episode(self, number: int, arrays: dict[str, Any], rows: int, file: str) -> None:
         entry = self._entry_of.get(number)
         where = Place(file, number)
         if number in self.numbers:
@@ -291,7 +264,7 @@ class LeRobotTables:
         self._check_times(arrays, where)
         self._check_episode_task(arrays, entry, where)
         content = {key: values for key, values in arrays.items() if key not in _BOOKKEEPING}
-        self._look.episode(number, {**content, **pictures}, rows, file)
+        self._look.episode(number, content, rows, file)
         if entry is not None:
             self._check_episode_statistics(entry, content, file)
         self.total += rows
@@ -352,7 +325,7 @@ class LeRobotTables:
     def _check_episode_statistics(self, entry: EpisodeEntry, content: dict[str, Array], file: str) -> None:
         for name, given in entry.statistics.items():
             values = content.get(name)
-            if values is None or not np.isfinite(values).all():
+            if not isinstance(values, np.ndarray) or not np.isfinite(values).all():
                 continue
             moments = Moments(values.shape[1])
             moments.feed(values.astype(np.float64))
@@ -386,12 +359,6 @@ class LeRobotTables:
                 self._compare(given, moments, place)
             else:
                 self._look.add("statistics-mismatch", "there are no statistics of this feature", place)
-
-
-def _joined(parts: list[dict[str, Array]]) -> dict[str, Array]:
-    names = [name for name in parts[0] if all(name in part for part in parts)]
-    fitting = [name for name in names if len({part[name].shape[1] for part in parts}) == 1]
-    return {name: np.concatenate([part[name] for part in parts]) for name in fitting}
 
 
 def _kind(dtype: str) -> str:

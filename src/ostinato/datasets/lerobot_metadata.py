@@ -455,19 +455,18 @@ class Metadata:
         values = [{"chunk_index": chunk, "file_index": file, **keys} for chunk, file in found.tolist()]
         return self._paths(key, values), file_of
 
-    def _described(self, table: Any) -> list[tuple[Any, dict[str, dict[str, Any]]]]:
+    @staticmethod
+    def _described(table: Any) -> list[tuple[Any, dict[str, dict[str, Any]]]]:
         """Return tasks and statistics of each episode in a table."""
-        names, rows = table.column_names, table.num_rows
-        tasks = table.column("tasks").to_pylist() if "tasks" in names else [None] * rows
-        statistics: list[dict[str, dict[str, Any]]] = [{} for _ in range(rows)]
-        pictures = {*self.cameras, *self.images}
-        for name in self.features:
-            for kind in ("min", "max", "mean", "std", "count"):
-                key = f"stats/{name}/{kind}"
-                for at, value in enumerate(table.column(key).to_pylist() if key in names else ()):
-                    if name not in pictures:
-                        statistics[at].setdefault(name, {})[kind] = value
-        return list(zip(tasks, statistics, strict=True))
+        found = []
+        for row in table.to_pylist():
+            statistics: dict[str, dict[str, Any]] = {}
+            for key in row:
+                name, _, kind = key.removeprefix("stats/").rpartition("/")
+                if key.startswith("stats/"):
+                    statistics.setdefault(name, {})[kind] = row[key]
+            found.append((row.get("tasks"), statistics))
+        return found
 
     # -- tasks, statistics ---------------------------------------------------------------------------------------------
 

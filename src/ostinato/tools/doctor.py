@@ -131,7 +131,8 @@ def examine(
 
     All tables are read once; of pictures and videos, 12 frames of each episode are decoded, of at most 200 episodes
     for each camera. Nothing is changed. Faults become findings of the report: `docs/doctor.md` describes each check.
-    Memory holds one episode without its pictures, the table of episodes, and a few numbers for each episode.
+    Memory holds one episode, or one table of LeRobot, without its pictures, the table of episodes, and a few numbers
+    for each episode.
 
     Args:
         source: a path, or a mapping of arrays `[rows, ...]`.
