@@ -6,7 +6,7 @@ import math
 import textwrap
 import time
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -272,22 +272,17 @@ def _with_statistics(dataset: DatasetStorage, bar: Progress) -> list[FieldReport
         for i, values in zip(found, dataset.fetch([Request(i, part) for i in found]), strict=True):
             found[i].update(values.reshape(-1))
         bar.advance(len(part))
-    return [_described(_field(leaf, rows), found.get(i)) for i, leaf in enumerate(leaves)]
-
-
-def _described(field: FieldReport, numbers: RunningStatistics | None) -> FieldReport:
-    if numbers is None:
-        return field
-    low, high = numbers.minimum, numbers.maximum
-    return replace(field, minimum=low, maximum=high, mean=numbers.mean, nan_count=numbers.nan_count)
+    fields = [_field(leaf, rows) for leaf in leaves]
+    return [found[i].describe(field) if i in found else field for i, field in enumerate(fields)]
 
 
 def _summarized(leaf: Leaf, values: Tensor) -> FieldReport:
     """Return the field of a batch with its statistics, pictures included."""
-    numbers = None if leaf.dtype.is_complex else RunningStatistics()
-    if numbers is not None:
-        numbers.update(values.reshape(-1))
-    return _described(_field(leaf, values.shape[0]), numbers)
+    field, numbers = _field(leaf, values.shape[0]), RunningStatistics()
+    if leaf.dtype.is_complex:
+        return field
+    numbers.update(values.reshape(-1))
+    return numbers.describe(field)
 
 
 def _texts(dataset: DatasetStorage) -> tuple[list[TextReport], dict[str, int]]:
