@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from itertools import groupby, pairwise
-from typing import TYPE_CHECKING, Any, final
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
 
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
 
     from ostinato.datasets.checks import Severity
     from ostinato.datasets.examination import Examination
-    from ostinato.datasets.lerobot_metadata import Clip, EpisodeEntry
     from ostinato.datasets.values import Floats
     from ostinato.datasets.video import VideoHeader
 
@@ -39,9 +40,9 @@ _SLACK_S = 1e-4
 
 def examine_lerobot(path: Path, look: Examination) -> str:
     """Examine a LeRobot dataset: its metadata, its tables, then its cameras."""
-    tables = LeRobotTables(path, look)
+    tables = LeRobotChecks(path, look)
     tables.check()
-    LeRobotCameras(tables, look).check()
+    tables.check_cameras()
     decoded = sum(len(camera.times) for camera in look.cameras.values())
     total = tables.total * (len(tables.meta.cameras) + len(tables.meta.images))
     words = "" if decoded == total else " (12 of each episode, of at most 200 episodes; --full decodes all)"
@@ -49,9 +50,22 @@ def examine_lerobot(path: Path, look: Examination) -> str:
     return f"lerobot {tables.meta.version}"
 
 
+class _Clip(NamedTuple):
+    """Where the frames of one camera of an episode lie."""
+
+    file: str
+    begin: float
+    """In seconds."""
+    end: float
+    """Infinity: the file is that of the episode."""
+    number: int
+    """Of the episode."""
+    rows: int
+
+
 @final
-class LeRobotTables:
-    """Reads the metadata and every table of a dataset once, and adds what is wrong to the findings.
+class LeRobotChecks:
+    """Reads the metadata, every table once, and the videos of a dataset, and adds what is wrong to the findings.
 
     Args:
         root: the dataset.
@@ -60,12 +74,6 @@ class LeRobotTables:
 
     def __init__(self, root: Path, look: Examination) -> None:
         self.meta = Metadata(root, look)
-        self.entries: list[EpisodeEntry] = []
-        """What the metadata says of each episode."""
-        self.tasks: dict[int, str] | None = None
-        """Texts of the tasks by number; None if they could not be read."""
-        self.statistics: dict[str, Any] | None = None
-        """Statistics of the dataset; None if there are none."""
         self.numbers: dict[int, int] = {}
         """Rows found of each episode."""
         self.starts: dict[int, int] = {}
@@ -76,13 +84,12 @@ class LeRobotTables:
         self._complete = True
         self._reported: set[tuple[str, str]] = set()
         self._used_tasks: set[int] = set()
-        self._entry_of: dict[int, EpisodeEntry] = {}
         self._last = -1
+        self._read_metadata()
 
     def check(self) -> None:
         """Check metadata and tables."""
-        self._read_metadata()
-        self._look.expect(len(self.entries))
+        self._look.expect(len(self.episodes.numbers))
         for name in self._files():
             self._read_file(name)
         self._look.pictures()
@@ -100,15 +107,24 @@ class LeRobotTables:
         meta.check_info()
         self._look.fps = meta.fps
         self.tasks = meta.read_tasks()
-        self.entries = meta.entries(meta.read_episodes(every=True))
-        self._entry_of = {entry.number: entry for entry in self.entries}
+        """Texts of the tasks by number; None if they could not be read."""
+        self.episodes = meta.read_episodes(every=True)
+        """What the metadata says of each episode."""
+        self._at = {number: at for at, number in enumerate(self.episodes.numbers.tolist())}
+        self._listed: dict[str, list[int]] = {}
+        for at in self._at.values():
+            file = self.episodes.tables.known(self.episodes.file_of[at])
+            if file is not None:
+                self._listed.setdefault(file, []).append(at)
+        self.statistics: dict[str, Any] | None = None
+        """Statistics of the dataset; None if there are none."""
         if (meta.root / STATISTICS).exists():
             self.statistics = meta.read_object(STATISTICS) or None
         elif meta.major == 3:
             meta.fault("file-missing", "without it nothing is normalized", STATISTICS, severity="warning")
 
     def _check_counts(self) -> None:
-        info, episodes, count = self.meta.info, len(self.entries), self.meta.check_count
+        info, episodes, count = self.meta.info, len(self.episodes.numbers), self.meta.check_count
         count("total_episodes", episodes, f"the table of episodes has {episodes:,}")
         if self._complete:
             count("total_frames", self.total, f"the tables have {self.total:,} rows")
@@ -146,30 +162,23 @@ class LeRobotTables:
 
     def _files(self) -> list[str]:
         """Return the tables in the order of their episodes; those that are missing or not listed become findings."""
-        listed: dict[str, int] = {}
-        for entry in self.entries:
-            if entry.file is not None:
-                listed.setdefault(entry.file, entry.number)
         root = self.meta.root
         there = sorted(path.relative_to(root).as_posix() for path in (root / "data").rglob("*.parquet"))
-        if not listed:
-            return there
-        for name in there:
-            if name not in listed:
-                self._look.add("file-unlisted", "no episode lies in this file", Place(file=name))
-        for name, episode in listed.items():
+        for name in there if self._listed else ():
+            if name not in self._listed:
+                self._look.add("file-unlisted", "no episode lies in this file", Place(name))
+        for name, episodes in self._listed.items():
             if name not in there:
-                count = sum(entry.file == name for entry in self.entries)
-                text = f"{count} episode{'s' if count > 1 else ''} should lie in it"
-                self._look.add("file-missing", text, Place(file=name, episode=episode))
+                text = f"{number_of(len(episodes), 'episode')} should lie in it"
+                self._look.add("file-missing", text, Place(name, int(self.episodes.numbers[episodes[0]])))
                 self._complete = False
-        return [name for name in listed if name in there]
+        return [name for name in self._listed or there if name in there]
 
     def _read_file(self, name: str) -> None:
         parquet = require("pyarrow.parquet", "lerobot")
-        expected = [entry for entry in self.entries if entry.file == name]
-        if expected and expected[0].start is not None and not self._complete:
-            self.total = expected[0].start
+        expected, starts = self._listed.get(name, []), self.episodes.starts
+        if expected and starts is not None and starts[expected[0]] >= 0 and not self._complete:
+            self.total = int(starts[expected[0]])
         try:
             with parquet.ParquetFile(self.meta.root / name) as file:
                 found = [image for image in self.meta.images if image in file.schema_arrow.names]
@@ -183,7 +192,8 @@ class LeRobotTables:
                     self._episode(int(numbers[first]), part, stop - first, name)
         except READ_ERRORS as error:
             self._complete = False
-            first = next((entry.number for entry in expected if entry.number not in self.numbers), None)
+            numbers = self.episodes.numbers[expected].tolist()
+            first = next((number for number in numbers if number not in self.numbers), None)
             self._look.add("file-unreadable", first_line(error), Place(file=name, episode=first))
 
     def _columns(self, schema: Any, file: str) -> list[str]:
@@ -215,14 +225,13 @@ class LeRobotTables:
             self._reported.add((check, name))
             self._look.add(check, text, Place(file=file, field=name), severity=severity)
 
-    @staticmethod
-    def _numbers_of(arrays: dict[str, Array], rows: int, expected: list[EpisodeEntry]) -> Array:
+    def _numbers_of(self, arrays: dict[str, Array], rows: int, expected: list[int]) -> Array:
         """Return the episode of each row: by its column, otherwise by the lengths in the metadata."""
         found = arrays.get("episode_index")
         if found is not None and found.shape[1] == 1:
             return found[:, 0].astype(np.int64)
-        known = np.repeat([entry.number for entry in expected], [entry.length or 0 for entry in expected])
-        return np.pad(known.astype(np.int64), (0, rows), "edge" if known.shape[0] else "constant")[:rows]
+        known = np.repeat(self.episodes.numbers[expected], np.maximum(self.episodes.lengths[expected], 0))
+        return np.pad(known, (0, rows), "edge" if known.shape[0] else "constant")[:rows]
 
     def _arrays(self, table: Any, file: str) -> dict[str, Array]:
         arrays = {}
@@ -243,30 +252,31 @@ class LeRobotTables:
     # -- one episode ---------------------------------------------------------------------------------------------------
 
     def _episode(self, number: int, arrays: dict[str, Any], rows: int, file: str) -> None:
-        entry = self._entry_of.get(number)
+        at = self._at.get(number)
+        listed = None if at is None else self.episodes.tables.known(self.episodes.file_of[at])
         where = Place(file, number)
         if number in self.numbers:
             text = "its rows are in more than one place"
             self._look.add("index-order", text, where._replace(field="episode_index"))
-        elif entry is None and self._entry_of:
+        elif at is None and self._at:
             text = f"the table has {number_of(rows, 'row')} of episode {number}, which the metadata lacks"
             self._look.add("episode-bounds", text, where)
         elif number < self._last:
             text = f"its rows come after those of episode {self._last}"
             self._look.add("index-order", text, where._replace(field="episode_index"))
-        elif entry is not None and entry.file not in {None, file}:
-            text = f"the metadata says that it lies in {entry.file}"
+        elif listed not in {None, file}:
+            text = f"the metadata says that it lies in {listed}"
             self._look.add("episode-bounds", text, where)
         self._last = max(self._last, number)
         self.starts.setdefault(number, self.total)
         self.numbers[number] = self.numbers.get(number, 0) + rows
         self._check_order(arrays, rows, where)
         self._check_times(arrays, where)
-        self._check_episode_task(arrays, entry, where)
+        self._check_episode_task(arrays, None if at is None else self.episodes.tasks[at], where)
         content = {key: values for key, values in arrays.items() if key not in _BOOKKEEPING}
         self._look.episode(number, content, rows, file)
-        if entry is not None:
-            self._check_episode_statistics(entry, content, file)
+        if at is not None:
+            self._check_episode_statistics(self.episodes.statistics[at], content, where)
         self.total += rows
 
     def _check_order(self, arrays: dict[str, Array], rows: int, where: Place) -> None:
@@ -301,7 +311,7 @@ class LeRobotTables:
             text = f"is {times[at]:.6g} s, {at / fps:.6g} s expected at {fps:g} fps ({off} off)"
             self._look.add("timestamp-rate", text, where._replace(frame=at, field="timestamp"), severity=severity)
 
-    def _check_episode_task(self, arrays: dict[str, Array], entry: EpisodeEntry | None, where: Place) -> None:
+    def _check_episode_task(self, arrays: dict[str, Array], named: Any, where: Place) -> None:
         if "task_index" not in arrays:
             return
         values, tasks = arrays["task_index"][:, 0], self.tasks
@@ -313,23 +323,23 @@ class LeRobotTables:
             at = int(np.flatnonzero(values == number)[0])
             text = f"task {number} is not in the table of tasks"
             self._look.add("task-unknown", text, where._replace(frame=at, field="task_index"))
-        if entry is None or not isinstance(entry.tasks, list) or numbers - set(tasks):
+        if not isinstance(named, list) or numbers - set(tasks):
             return
         texts = {tasks[number] for number in numbers}
-        if not entry.tasks:
+        if not named:
             self._look.add("task-unknown", "the table of episodes gives it no task", where)
-        elif texts != set(entry.tasks):
-            text = f"the table of episodes says {sorted(entry.tasks)}, its rows {sorted(texts)}"
+        elif texts != set(named):
+            text = f"the table of episodes says {sorted(named)}, its rows {sorted(texts)}"
             self._look.add("task-mismatch", text, where)
 
-    def _check_episode_statistics(self, entry: EpisodeEntry, content: dict[str, Array], file: str) -> None:
-        for name, given in entry.statistics.items():
+    def _check_episode_statistics(self, known: Mapping[str, Any], content: dict[str, Any], where: Place) -> None:
+        for name, given in known.items():
             values = content.get(name)
             if not isinstance(values, np.ndarray) or not np.isfinite(values).all():
                 continue
             moments = Moments(values.shape[1])
             moments.feed(values.astype(np.float64))
-            self._compare(given, moments, Place(file, entry.number, field=name), "statistics of the episode: ")
+            self._compare(given, moments, where._replace(field=name), "statistics of the episode: ")
 
     def _compare(self, given: Mapping[str, Any], moments: Moments, place: Place, words: str = "") -> None:
         problems = wrong_statistics(given, moments)
@@ -339,12 +349,13 @@ class LeRobotTables:
     # -- both together -------------------------------------------------------------------------------------------------
 
     def _check_lengths(self) -> None:
-        for entry in self.entries:
-            found = self.numbers.get(entry.number, 0)
-            missing = entry.number not in self.numbers and not self._complete
-            if entry.length is not None and found != entry.length and not missing:
-                text = f"the metadata says {entry.length} rows, the table has {found}"
-                self._look.add("episode-length", text, Place(file=entry.file, episode=entry.number))
+        for number, at in self._at.items():
+            found, length = self.numbers.get(number, 0), int(self.episodes.lengths[at])
+            missing = number not in self.numbers and not self._complete
+            if length not in {-1, found} and not missing:
+                text = f"the metadata says {length} rows, the table has {found}"
+                file = self.episodes.tables.known(self.episodes.file_of[at])
+                self._look.add("episode-length", text, Place(file=file, episode=number))
 
     def _check_statistics(self) -> None:
         known = self.statistics
@@ -360,119 +371,108 @@ class LeRobotTables:
             else:
                 self._look.add("statistics-mismatch", "there are no statistics of this feature", place)
 
+    # -- cameras ----------------------------------------------------------------------------------------------------------
 
-def _kind(dtype: str) -> str:
-    return dtype.rstrip("0123456789").removeprefix("u")
-
-
-_MEAN_SLACK = 0.15
-"""Statistics of cameras are those of some frames, before they were encoded; so is the brightness of a sample."""
-_CODECS = {"libx264": "h264", "libx265": "hevc", "h265": "hevc", "libsvtav1": "av1", "libdav1d": "av1", "avc1": "h264"}
-
-
-@final
-class LeRobotCameras:
-    """Checks every video file, and the pictures of cameras.
-
-    Args:
-        tables: the tables, which were checked before.
-        look: the examination.
-    """
-
-    def __init__(self, tables: LeRobotTables, look: Examination) -> None:
-        self._tables, self._meta, self._examination = tables, tables.meta, look
-
-    def check(self) -> None:
+    def check_cameras(self) -> None:
         """Check all cameras, those in tables by the pictures that were looked at."""
-        videos, done = self._meta.cameras, 0
-        total = len(videos) * max(len(self._tables.entries), 1)
-        progress = self._examination.steps() if videos else None
-        for name in (*videos, *self._meta.images):
+        videos, done = self.meta.cameras, 0
+        total = len(videos) * max(len(self.episodes.numbers), 1)
+        progress = self._look.steps() if videos else None
+        for name in (*videos, *self.meta.images):
             for count in self._check_video(name) if progress is not None and name in videos else ():
                 done += count
                 progress(min(done, total), total)
-            self._check_statistics(name, self._examination.camera(name).brightness)
+            self._check_brightness(name, self._look.camera(name).brightness)
         self._check_unlisted()
 
-    def _check_statistics(self, name: str, brightness: NDArray[np.float64]) -> None:
+    def _check_brightness(self, name: str, brightness: NDArray[np.float64]) -> None:
         """Compare the mean of a camera, three colors from 0 to 1, with the brightness of the frames looked at."""
-        known, place = self._tables.statistics, Place(STATISTICS, camera=name)
+        known, place = self.statistics, Place(STATISTICS, camera=name)
         if known is None:
             return
         entry = known.get(name)
         colors = flat_numbers(entry.get("mean")) if isinstance(entry, dict) else None
         if colors is None or colors.shape[0] not in {1, 3} or not np.isfinite(colors).all():
-            self._examination.add("statistics-mismatch", "there is no mean of its colors", place)
+            self._look.add("statistics-mismatch", "there is no mean of its colors", place)
             return
         weights = np.array([0.299, 0.587, 0.114]) if colors.shape[0] == 3 else np.ones(1)
         given, found = float(colors @ weights), float(brightness.mean() / 255) if brightness.shape[0] else None
         if found is not None and abs(given - found) > _MEAN_SLACK:
             text = f"the mean brightness is {given:.3g}, that of the frames looked at {found:.3g} (black 0, white 1)"
-            self._examination.add("statistics-mismatch", text, place)
+            self._look.add("statistics-mismatch", text, place)
 
     def _check_unlisted(self) -> None:
-        listed = {clip.file for entry in self._tables.entries for clip in entry.clips.values()}
-        for path in sorted((self._meta.root / "videos").rglob("*.mp4")):
-            name = path.relative_to(self._meta.root).as_posix()
+        cameras = self.episodes.videos.values()
+        listed = {videos.files.name(at) for videos in cameras for at in range(len(videos.files))}
+        for path in sorted((self.meta.root / "videos").rglob("*.mp4")):
+            name = PurePosixPath(path.relative_to(self.meta.root).as_posix())
             if listed and name not in listed:
-                self._examination.add("file-unlisted", "no episode lies in this file", Place(name))
+                self._look.add("file-unlisted", "no episode lies in this file", Place(str(name)))
 
     # -- videos --------------------------------------------------------------------------------------------------------
 
     def _check_video(self, name: str) -> Iterator[int]:
         """Check the files of one camera; yields the number of episodes in each."""
         self._check_declared(name)
-        found = [(entry, entry.clips[name]) for entry in self._tables.entries if name in entry.clips]
-        found.sort(key=lambda pair: (pair[1].file, pair[1].start_s))
-        for file, group in groupby(found, key=lambda pair: pair[1].file):
-            episodes = list(group)
-            header = self._header(name, file, episodes)
+        for file, group in groupby(self._clips(name), key=lambda clip: clip.file):
+            clips = list(group)
+            header = self._header(name, file, clips)
             if header is not None:
-                usable = [pair for pair in episodes if self._check_clip(name, header, *pair)]
-                self._look(name, header, file, usable)
-            yield len(episodes)
+                self._decode(name, header, [clip for clip in clips if self._check_clip(name, header, clip)])
+            yield len(clips)
+
+    def _clips(self, name: str) -> list[_Clip]:
+        """Return where the frames of each episode lie, as far as the metadata says, in the order of files and times."""
+        videos, found = self.episodes.videos[name], []
+        ends = np.full(len(videos.begin), np.inf) if videos.end is None else videos.end
+        for at, number in enumerate(self.episodes.numbers.tolist()):
+            file, begin, end = videos.files.known(videos.file_of[at]), float(videos.begin[at]), float(ends[at])
+            if file is not None and math.isfinite(begin) and not math.isnan(end):
+                rows = self.numbers.get(number, max(int(self.episodes.lengths[at]), 0))
+                found.append(_Clip(file, begin, end, number, rows))
+        return sorted(found)
 
     def _check_declared(self, name: str) -> None:
-        declared = self._meta.video_info(name).get("video.fps")
-        if isinstance(declared, (int, float)) and self._meta.fps is not None and declared != self._meta.fps:
-            text = f"video.fps is {declared:g}, the fps of the dataset {self._meta.fps:g}"
-            self._examination.add("video-rate", text, Place(INFO, camera=name), severity="warning")
+        declared = self.meta.video_info(name).get("video.fps")
+        if isinstance(declared, (int, float)) and self.meta.fps is not None and declared != self.meta.fps:
+            text = f"video.fps is {declared:g}, the fps of the dataset {self.meta.fps:g}"
+            self._look.add("video-rate", text, Place(INFO, camera=name), severity="warning")
 
-    def _header(self, name: str, file: str, episodes: list[tuple[EpisodeEntry, Clip]]) -> VideoHeader | None:
-        place = Place(file, episodes[0][0].number, camera=name)
-        path = self._meta.root / file
+    def _header(self, name: str, file: str, clips: list[_Clip]) -> VideoHeader | None:
+        place = Place(file, clips[0].number, camera=name)
+        path = self.meta.root / file
         if not path.exists():
-            text = f"{len(episodes)} episode{'s' if len(episodes) > 1 else ''} should lie in it"
-            self._examination.add("file-missing", text, place)
+            text = f"{number_of(len(clips), 'episode')} should lie in it"
+            self._look.add("file-missing", text, place)
             return None
         try:
             header = read_header(path)
         except READ_ERRORS as error:
-            self._examination.add("file-unreadable", f"not a readable video: {error}", place)
+            self._look.add("file-unreadable", f"not a readable video: {error}", place)
             return None
         if not header.codec:
-            self._examination.add("video-codec", "there is no decoder for its codec", place)
+            self._look.add("video-codec", "there is no decoder for its codec", place)
             return None
         if header.missing is not None:
             text = f"the file is cut short: frames from {header.missing} on of {len(header.times)} are missing"
-            cut = [entry.number for entry, clip in episodes if self._first(header, clip) <= header.missing]
+            cut = [clip.number for clip in clips if self._first(header, clip) <= header.missing]
             where = place._replace(episode=cut[-1] if cut else place.episode, frame=header.missing)
-            self._examination.add("file-unreadable", text, where)
+            self._look.add("file-unreadable", text, where)
         self._check_format(name, header, place)
         return header if self._check_rate(header, place) else None
 
     def _check_format(self, name: str, header: VideoHeader, place: Place) -> None:
-        shape = self._meta.picture_shape(name)
+        shape = self.meta.picture_shape(name)
         if shape is not None and shape[1:] != (header.height, header.width):
             text = f"the video has {header.height}x{header.width} pixels, the features say {shape[1]}x{shape[2]}"
-            self._examination.add("video-size", text, place)
-        declared = str(self._meta.video_info(name).get("video.codec", ""))
+            self._look.add("video-size", text, place)
+        declared = str(self.meta.video_info(name).get("video.codec", ""))
         if declared and _CODECS.get(declared, declared) != header.codec:
             text = f"the video is {header.codec}, the features say {declared}"
-            self._examination.add("video-codec", text, place, severity="note")
+            self._look.add("video-codec", text, place, severity="note")
 
     def _check_rate(self, header: VideoHeader, place: Place) -> bool:
-        fps, steps = self._meta.fps, np.diff(header.times)
+        fps, steps = self.meta.fps, np.diff(header.times)
         if fps is None:
             return False
         wrong = np.flatnonzero(np.abs(steps - 1 / fps) > _SLACK_S + 1e-3 / fps)
@@ -481,42 +481,40 @@ class LeRobotCameras:
         at, usual = int(wrong[0]), float(1 / max(np.median(steps), 1e-9))
         if abs(usual - fps) > 1e-3 * fps:
             text = f"the video has {usual:.4g} frames per second, the dataset {fps:g}"
-            self._examination.add("video-rate", text, place)
+            self._look.add("video-rate", text, place)
         else:
             text = f"{steps[at]:.4g} s pass after frame {at}, 1 / fps = {1 / fps:.4g} s expected"
-            self._examination.add("video-rate", text, place._replace(frame=at + 1))
+            self._look.add("video-rate", text, place._replace(frame=at + 1))
         return False
 
-    def _first(self, header: VideoHeader, clip: Clip) -> int:
+    def _first(self, header: VideoHeader, clip: _Clip) -> int:
         """Return the position of the first frame of an episode in its file."""
         start = float(header.times[0]) if len(header.times) else 0.0
-        return round((clip.start_s - start) * (self._meta.fps or 1.0))
+        return round((clip.begin - start) * (self.meta.fps or 1.0))
 
-    def _check_clip(self, name: str, header: VideoHeader, entry: EpisodeEntry, clip: Clip) -> bool:
+    def _check_clip(self, name: str, header: VideoHeader, clip: _Clip) -> bool:
         """Compare the part of a file that belongs to an episode with its rows; return whether it can be decoded."""
-        fps, place = self._meta.fps or 1.0, Place(clip.file, entry.number, camera=name)
-        length, frames = self._length(entry), len(header.times)
+        fps, place = self.meta.fps or 1.0, Place(clip.file, clip.number, camera=name)
+        length, frames = clip.rows, len(header.times)
         first = self._first(header, clip)
-        if clip.stop_s is None:
+        if math.isinf(clip.end):
             if frames != length:
                 text = f"the video has {number_of(frames, 'frame')}, the episode {number_of(length, 'row')}"
-                self._examination.add("video-frames", text, place._replace(frame=min(frames, length)))
+                self._look.add("video-frames", text, place._replace(frame=min(frames, length)))
             return frames >= length
-        if abs((clip.stop_s - clip.start_s) * fps - length) > 0.5:
-            text = f"from {clip.start_s:.6g} s to {clip.stop_s:.6g} s are {(clip.stop_s - clip.start_s) * fps:.4g} "
-            self._examination.add("video-bounds", text + f"frames, the episode has {number_of(length, 'row')}", place)
+        if abs((clip.end - clip.begin) * fps - length) > 0.5:
+            text = f"from {clip.begin:.6g} s to {clip.end:.6g} s are {(clip.end - clip.begin) * fps:.4g} "
+            self._look.add("video-bounds", text + f"frames, the episode has {number_of(length, 'row')}", place)
         if first < 0 or first >= frames:
-            text = f"it begins at {clip.start_s:.6g} s, the video lasts from {self._span(header)}"
-            self._examination.add("video-bounds", text, place)
+            text = f"it begins at {clip.begin:.6g} s, the video lasts from {self._span(header)}"
+            self._look.add("video-bounds", text, place)
             return False
-        if abs(header.times[first] - clip.start_s) > _SLACK_S + 1e-3 / fps:
-            text = (
-                f"it begins at {clip.start_s:.6g} s, between two frames: the nearest is at {header.times[first]:.6g} s"
-            )
-            self._examination.add("video-bounds", text, place)
+        if abs(header.times[first] - clip.begin) > _SLACK_S + 1e-3 / fps:
+            text = f"it begins at {clip.begin:.6g} s, between two frames: the nearest is at {header.times[first]:.6g} s"
+            self._look.add("video-bounds", text, place)
         if first + length > frames:
             text = f"the video ends after {frames - first} of {number_of(length, 'frame')} of the episode"
-            self._examination.add("video-frames", text, place._replace(frame=frames - first))
+            self._look.add("video-frames", text, place._replace(frame=frames - first))
             return False
         return True
 
@@ -524,21 +522,26 @@ class LeRobotCameras:
     def _span(header: VideoHeader) -> str:
         return f"{header.times[0]:.6g} s to {header.times[-1]:.6g} s" if len(header.times) else "0 s to 0 s"
 
-    def _length(self, entry: EpisodeEntry) -> int:
-        return self._tables.numbers.get(entry.number, entry.length or 0)
-
-    def _look(self, name: str, header: VideoHeader, file: str, episodes: list[tuple[EpisodeEntry, Clip]]) -> None:
+    def _decode(self, name: str, header: VideoHeader, clips: list[_Clip]) -> None:
         """Decode frames of episodes of a file."""
         stop = 0
-        for entry, clip in episodes:
-            first, length = self._first(header, clip), self._length(entry)
-            if first < stop and clip.stop_s is not None:
-                text = f"its frames [{first}, {first + length}) overlap those of the episode before, up to {stop}"
-                self._examination.add("video-bounds", text, Place(file, entry.number, camera=name))
-            stop = max(stop, first + length)
-            start, times = self._tables.starts.get(entry.number, 0), header.times[first : first + length]
-            read = partial(gray_frames, self._meta.root / file, times)
-            self._examination.look(name, read, entry.number, length, start, file)
+        for clip in clips:
+            first, rows = self._first(header, clip), clip.rows
+            if first < stop and math.isfinite(clip.end):
+                text = f"its frames [{first}, {first + rows}) overlap those of the episode before, up to {stop}"
+                self._look.add("video-bounds", text, Place(clip.file, clip.number, camera=name))
+            stop = max(stop, first + rows)
+            read = partial(gray_frames, self.meta.root / clip.file, header.times[first : first + rows])
+            self._look.look(name, read, clip.number, rows, self.starts.get(clip.number, 0), clip.file)
+
+
+def _kind(dtype: str) -> str:
+    return dtype.rstrip("0123456789").removeprefix("u")
+
+
+_MEAN_SLACK = 0.15
+"""Statistics of cameras are those of some frames, before they were encoded; so is the brightness of a sample."""
+_CODECS = {"libx264": "h264", "libx265": "hevc", "h265": "hevc", "libsvtav1": "av1", "libdav1d": "av1", "avc1": "h264"}
 
 
 @final

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple, cast, final
 
@@ -79,6 +79,10 @@ class Paths(Sequence[Path]):
             raise DamagedFileError(msg)
         return found
 
+    def known(self, at: int) -> str | None:
+        """Return a path relative to the dataset; None for -1, or if there is none."""
+        return self.name(at).as_posix() if 0 <= at < len(self) else None
+
 
 class Videos(NamedTuple):
     """Where the frames of a camera lie."""
@@ -113,31 +117,6 @@ class Episodes:
     """Texts of the tasks of each episode, for the doctor."""
     statistics: Sequence[Mapping[str, Any]] = ()
     """Statistics of each episode by feature, for the doctor."""
-
-
-@dataclass(frozen=True)
-class Clip:
-    """Where the frames of one camera of an episode lie."""
-
-    file: str
-    start_s: float
-    stop_s: float | None
-    """None: the whole file."""
-
-
-@dataclass
-class EpisodeEntry:
-    """What the metadata says of an episode."""
-
-    number: int
-    length: int | None
-    tasks: list[str] | None
-    file: str | None
-    start: int | None = None
-    """First row in the dataset."""
-    stop: int | None = None
-    clips: dict[str, Clip] = field(default_factory=dict)
-    statistics: Mapping[str, dict[str, Any]] = field(default_factory=dict)
 
 
 @final
@@ -504,31 +483,6 @@ class Metadata:
                 self.fault("metadata-invalid", f"it has statistics of another form in some episode: {error!r}", file)
         return self.read_object(STATISTICS) if (self.root / STATISTICS).is_file() else {}
 
-    def entries(self, found: Episodes) -> list[EpisodeEntry]:
-        """Return what is said of each episode."""
-        rows = []
-        for at, number in enumerate(found.numbers.tolist()):
-            entry = EpisodeEntry(
-                number, _known(found.lengths, at), found.tasks[at], _name(found.tables, found.file_of[at])
-            )
-            entry.start, entry.stop = _known(found.starts, at), _known(found.stops, at)
-            entry.statistics = found.statistics[at]
-            for camera, videos in found.videos.items():
-                file, start = _name(videos.files, videos.file_of[at]), float(videos.begin[at])
-                stop = None if videos.end is None else float(videos.end[at])
-                if file is not None and math.isfinite(start) and (stop is None or math.isfinite(stop)):
-                    entry.clips[camera] = Clip(file, start, stop)
-            rows.append(entry)
-        return rows
-
 
 def _objects(value: Any) -> dict[str, dict[str, Any]]:
     return {k: v for k, v in value.items() if isinstance(v, dict)} if isinstance(value, dict) else {}
-
-
-def _known(values: Ints | None, at: int) -> int | None:
-    return None if values is None or values[at] == -1 else int(values[at])
-
-
-def _name(paths: Paths, at: int) -> str | None:
-    return paths.name(int(at)).as_posix() if 0 <= at < len(paths) else None
