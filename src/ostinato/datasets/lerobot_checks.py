@@ -193,8 +193,8 @@ class LeRobotChecks:
         except READ_ERRORS as error:
             self._complete = False
             numbers = self.episodes.numbers[expected].tolist()
-            first = next((number for number in numbers if number not in self.numbers), None)
-            self._look.add("file-unreadable", first_line(error), Place(file=name, episode=first))
+            unread = next((number for number in numbers if number not in self.numbers), None)
+            self._look.add("file-unreadable", first_line(error), Place(file=name, episode=unread))
 
     def _columns(self, schema: Any, file: str) -> list[str]:
         """Compare the columns of a file with the features; return those to read."""
@@ -371,15 +371,15 @@ class LeRobotChecks:
             else:
                 self._look.add("statistics-mismatch", "there are no statistics of this feature", place)
 
-    # -- cameras ----------------------------------------------------------------------------------------------------------
+    # -- cameras -------------------------------------------------------------------------------------------------------
 
     def check_cameras(self) -> None:
         """Check all cameras, those in tables by the pictures that were looked at."""
         videos, done = self.meta.cameras, 0
         total = len(videos) * max(len(self.episodes.numbers), 1)
-        progress = self._look.steps() if videos else None
+        progress = self._look.steps() if videos else lambda *_: None
         for name in (*videos, *self.meta.images):
-            for count in self._check_video(name) if progress is not None and name in videos else ():
+            for count in self._check_video(name) if name in videos else ():
                 done += count
                 progress(min(done, total), total)
             self._check_brightness(name, self._look.camera(name).brightness)

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from ostinato.datasets.format import Reading
 
 _HDF5 = "main_data.hdf5"
+_SPACE_ERRORS: tuple[type[Exception], ...] = (AssertionError, *READ_ERRORS)
 _FLAGS = {"rewards": "reward", "terminations": "terminated", "truncations": "truncated"}
 _JPEG_ROWS = 8
 """Pictures that are decoded together."""
@@ -170,7 +171,7 @@ def _space(metadata: dict[str, Any], name: str, folder: Path) -> Any:
         raise DamagedFileError(msg)
     try:
         return require("minari.serialization", "minari").deserialize_space(metadata[name])
-    except (AssertionError, *READ_ERRORS) as error:
+    except _SPACE_ERRORS as error:
         msg = f"{folder / 'metadata.json'}: {name} cannot be read: {error!r}"
         raise DamagedFileError(msg) from error
 
