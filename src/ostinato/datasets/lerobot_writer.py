@@ -17,7 +17,7 @@ from ostinato.core.kinds import show_path
 from ostinato.core.options import check_choice, check_integer, check_number
 from ostinato.core.processes import kept_scheduling
 from ostinato.datasets.format import Writing
-from ostinato.datasets.transitions import marks_ends
+from ostinato.datasets.transitions import marks_ends, read_rows, spans_of
 from ostinato.errors import KeyMissingError, KindError, OptionError, SchemaError
 
 if TYPE_CHECKING:
@@ -41,6 +41,8 @@ _INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "ui
 _DTYPES = frozenset(("float16", "float32", "float64", "bool", *_INTEGERS))
 _CHUNK_BYTES = 32 << 20
 _CHUNK_FILES = 1000
+_MOST_FRAMES, _SIDE = 100, 150
+"""Statistics of frames are those of so many of an episode, evenly apart, with at least so many pixels on a side."""
 _TOLERANCE_S = 1e-4
 _PATTERN = "chunk-{chunk_index:03d}/file-{file_index:03d}"
 
@@ -56,12 +58,25 @@ class LeRobotOptions:
     """The task of each episode."""
     task_path: FieldPath | None
     """The field of text that has the task of each row instead; None for none."""
-    images: str
-    codec: str
-    keyframe_interval: int
-    data_file_mb: float
-    video_file_mb: float
-    robot_type: str | None
+    images: str = "video"
+    codec: str = "h264"
+    keyframe_interval: int = 2
+    data_file_mb: float = 100
+    video_file_mb: float = 200
+    robot_type: str | None = None
+
+    def check(self) -> None:
+        """Check options whose values do not depend on the rows.
+
+        Raises:
+            OptionError: naming the option.
+        """
+        check_choice("images", self.images, ("video", "png"))
+        check_choice("codec", self.codec, tuple(CODECS))
+        check_integer("keyframe_interval", self.keyframe_interval, 1, OptionError)
+        for name in ("fps", "data_file_mb", "video_file_mb"):
+            what = "a positive number of " + ("rows per second" if name == "fps" else "megabytes")
+            check_number(name, getattr(self, name), what, lambda number: 0 < number < math.inf)
 
 
 class _Feature(NamedTuple):
@@ -188,12 +203,6 @@ def _name(path: FieldPath) -> str:
     return "next.done" if name == "done" else name
 
 
-def _rows(dataset: DatasetStorage) -> Any:
-    import torch
-
-    return torch.arange(len(dataset), device="cpu")
-
-
 def _check_encoder(feature: _Feature, options: LeRobotOptions) -> None:
     """Check that the encoder is there, and takes frames of this size."""
     av = require("av", "lerobot")
@@ -217,12 +226,12 @@ def _check_timestamps(dataset: DatasetStorage, fps: float) -> None:
     """Check that timestamps, where rows have them, are those of the frame rate."""
     if ("timestamp",) not in dataset.schema.paths:
         return
-    given: Any = dataset.field_at(_rows(dataset), ("timestamp",))
-    if given.numel() != len(dataset):
+    given = read_rows(dataset, ("timestamp",), 0, len(dataset))
+    if given.size != len(dataset):
         msg = f"timestamp must be one number of seconds per row, got {list(given.shape[1:])}: leave it out with fields="
         raise SchemaError(msg)
     steps = np.concatenate([np.arange(length) for length in dataset.episode_lengths.tolist()])
-    away = np.abs(given.reshape(-1).double().numpy() - steps / fps)
+    away = np.abs(given.reshape(-1).astype(np.float64) - steps / fps)
     worst = int(away.argmax())
     if away[worst] > _TOLERANCE_S:
         msg = (
@@ -251,8 +260,7 @@ class _Writer:
         self, dataset: DatasetStorage, features: list[_Feature], options: LeRobotOptions, folder: Path
     ) -> None:
         self._dataset, self._features, self._options, self._folder = dataset, features, options, folder
-        ends = dataset.episode_lengths.cumsum(0).tolist()
-        self._spans = list(zip([0, *ends[:-1]], ends, strict=True))
+        self._spans = spans_of(dataset)
         self._tasks: dict[str, int] = {}
         self._table = _Table(folder, [f for f in (*features, *_OWN) if f.kind != "video"], options.data_file_mb)
         self._videos = {f.name: _Video(folder, f, options) for f in features if f.kind == "video"}
@@ -271,7 +279,7 @@ class _Writer:
                 if feature.kind == "image":
                     columns[feature.name] = encoded
             else:
-                columns[feature.name] = self._read(feature.path, first, last)
+                columns[feature.name] = read_rows(self._dataset, feature.path, first, last)
         row, columns = self._numbered(episode, columns)
         for feature in (*self._features, *_OWN):
             if feature.kind == "value":
@@ -285,37 +293,33 @@ class _Writer:
         self._episodes.append(row)
         progress.advance(last - first)
 
-    def _read(self, path: FieldPath, first: int, last: int) -> Any:
-        import torch
-
-        found = self._dataset.field_at(torch.arange(first, last, device="cpu"), path)
-        return found.numpy() if isinstance(found, torch.Tensor) else found
-
     def _frames(self, feature: _Feature, first: int, last: int) -> tuple[list[bytes], dict[str, Array]]:
         """Write the frames of an episode to its video, or encode them as PNG."""
         size = max(1, _CHUNK_BYTES // math.prod(feature.shape))
-        stats, encoded = FrameStats(last - first), []
+        wanted = np.linspace(first, last - 1, min(last - first, _MOST_FRAMES)).round().astype(np.int64)
+        step = max(1, max(feature.shape) // _SIDE)
+        encoded, some = [], []
         for at in range(first, last, size):
-            frames = self._read(feature.path, at, min(at + size, last))
+            frames = read_rows(self._dataset, feature.path, at, min(at + size, last))
             frames = frames if feature.channels_last else frames.transpose(0, 2, 3, 1)
-            stats.add(frames)
+            some.append(frames[wanted[(wanted >= at) & (wanted < at + size)] - at, ::step, ::step])
             if feature.kind == "video":
                 self._videos[feature.name].write(np.ascontiguousarray(frames))
             else:
                 encoded += [_png(np.ascontiguousarray(frame)) for frame in frames]
-        return encoded, stats.result()
+        return encoded, describe_frames(np.concatenate(some))
 
     def _numbered(self, episode: int, columns: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the row of an episode, and its columns with those that LeRobot numbers."""
         first, last = self._spans[episode]
         count = last - first
         path = self._options.task_path
-        texts = [self._options.tasks[episode]] * count if path is None else self._read(path, first, last)
+        texts = [self._options.tasks[episode]] * count if path is None else read_rows(self._dataset, path, first, last)
         numbers = [self._tasks.setdefault(text, len(self._tasks)) for text in texts]
         steps = np.arange(count)
         times = (steps / self._options.fps).astype(np.float32)
         if ("timestamp",) in self._dataset.schema.paths:
-            times = self._read(("timestamp",), first, last).reshape(-1).astype(np.float32)
+            times = read_rows(self._dataset, ("timestamp",), first, last).reshape(-1).astype(np.float32)
         columns |= {
             "timestamp": times,
             "frame_index": steps,
@@ -365,7 +369,6 @@ class _Writer:
 # -- statistics --------------------------------------------------------------------------------------------------------
 
 _QUANTILES = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
-_MOST_FRAMES = 100
 
 Stats = dict[str, Array]
 Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
@@ -386,46 +389,12 @@ def describe_values(values: Array) -> Stats:
     }
 
 
-@final
-class FrameStats:
-    """Statistics of the frames of an episode for each color, in `[0, 1]`. Of a long episode, frames evenly apart count.
-
-    Args:
-        frames: number of frames of the episode.
-    """
-
-    def __init__(self, frames: int) -> None:
-        self._wanted = np.unique(np.linspace(0, frames - 1, min(frames, _MOST_FRAMES)).round().astype(np.int64))
-        self._seen = 0
-        self._counts = np.zeros((3, 256), np.int64)
-
-    def add(self, frames: Array) -> None:
-        """Count the values of the next frames, uint8 `[n, H, W, 3]`."""
-        inside = (self._wanted >= self._seen) & (self._wanted < self._seen + len(frames))
-        for at in self._wanted[inside] - self._seen:
-            for color in range(3):
-                self._counts[color] += np.bincount(frames[at, ..., color].reshape(-1), minlength=256)
-        self._seen += len(frames)
-
-    def result(self) -> Stats:
-        """Return the statistics, `[3, 1, 1]` each."""
-        levels = np.arange(256) / 255
-        total = self._counts.sum(1, keepdims=True)
-        mean = (self._counts * levels).sum(1, keepdims=True) / total
-        variance = (self._counts * (levels - mean) ** 2).sum(1, keepdims=True) / total
-        below = self._counts.cumsum(1)
-        found = {name: levels[(below >= share * total).argmax(1)] for name, share in _QUANTILES.items()}
-        present = self._counts > 0
-        stats = {
-            "min": levels[present.argmax(1)],
-            "max": levels[255 - present[:, ::-1].argmax(1)],
-            "mean": mean,
-            "std": np.sqrt(variance),
-            **found,
-        }
-        return {name: value.reshape(3, 1, 1) for name, value in stats.items()} | {
-            "count": np.array([len(self._wanted)])
-        }
+def describe_frames(frames: Array) -> Stats:
+    """Return the statistics of frames, uint8 `[n, H, W, 3]`, for each color: `[3, 1, 1]` each, in `[0, 1]`."""
+    found = describe_values(frames.reshape(-1, 3) / 255)
+    return {name: value.reshape(3, 1, 1) for name, value in found.items() if name != "count"} | {
+        "count": np.array([len(frames)])
+    }
 
 
 def merged(parts: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
@@ -466,11 +435,15 @@ def _write_tasks(path: Path, tasks: list[str]) -> None:
     pq.write_table(table.replace_schema_metadata({"pandas": json.dumps(pandas)}), path)
 
 
-def _place(folder: Path, number: int, suffix: str) -> tuple[Path, int, int]:
-    chunk, file = divmod(number, _CHUNK_FILES)
-    path = folder / f"{_PATTERN.format(chunk_index=chunk, file_index=file)}.{suffix}"
+def _place(number: int) -> dict[str, int]:
+    """Return the numbers in the path of a file."""
+    return {"chunk_index": number // _CHUNK_FILES, "file_index": number % _CHUNK_FILES}
+
+
+def _new_file(folder: Path, number: int, suffix: str) -> Path:
+    path = folder / f"{_PATTERN.format(**_place(number))}.{suffix}"
     path.parent.mkdir(parents=True, exist_ok=True)
-    return path, chunk, file
+    return path
 
 
 @final
@@ -491,14 +464,12 @@ class _Table:
         if self._writer is not None and self._bytes + table.nbytes > self._most:
             self.close()
         if self._writer is None:
-            path, _, _ = _place(self._folder, self._files, "parquet")
             self._schema = table.schema.with_metadata(self._metadata)
-            self._writer = pq.ParquetWriter(path, self._schema)
+            self._writer = pq.ParquetWriter(_new_file(self._folder, self._files, "parquet"), self._schema)
             self._files, self._bytes = self._files + 1, 0
         self._writer.write_table(table.cast(self._schema), row_group_size=max(1, table.num_rows))
         self._bytes += table.nbytes
-        chunk, file = divmod(self._files - 1, _CHUNK_FILES)
-        return {"data/chunk_index": chunk, "data/file_index": file}
+        return {f"data/{key}": value for key, value in _place(self._files - 1).items()}
 
     def close(self) -> None:
         """Close the file."""
@@ -559,7 +530,7 @@ class _Video:
 
     def _open(self) -> None:
         av = require("av", "lerobot")
-        path, _, _ = _place(self._folder, self._files, "mp4")
+        path = _new_file(self._folder, self._files, "mp4")
         self._files += 1
         height, width, _ = self._shape
         encoder, given = CODECS[self._options.codec]
@@ -576,12 +547,11 @@ class _Video:
 
     def end_episode(self) -> dict[str, Any]:
         """End an episode; return where its frames are."""
-        chunk, file = divmod(self._files - 1, _CHUNK_FILES)
         fps, begin, end = self._options.fps, self._begin, self._frames
         self._begin = end
         if self._bytes > self._options.video_file_mb * 1e6:
             self.close()
-        place = {"chunk_index": chunk, "file_index": file, "from_timestamp": begin / fps, "to_timestamp": end / fps}
+        place = {**_place(self._files - 1), "from_timestamp": begin / fps, "to_timestamp": end / fps}
         return {f"videos/{self._name}/{key}": value for key, value in place.items()}
 
     def close(self) -> None:
@@ -594,19 +564,6 @@ class _Video:
             self._frames = self._bytes = self._begin = 0
 
 
-def _check_options(options: LeRobotOptions) -> None:
-    """Check options whose values do not depend on the rows.
-
-    Raises:
-        OptionError: naming the option.
-    """
-    check_choice("images", options.images, ("video", "png"))
-    check_choice("codec", options.codec, tuple(CODECS))
-    check_integer("keyframe_interval", options.keyframe_interval, 1, OptionError)
-    for name in ("data_file_mb", "video_file_mb"):
-        check_number(name, getattr(options, name), "a positive number of megabytes", lambda size: 0 < size < math.inf)
-
-
 # -- options -----------------------------------------------------------------------------------------------------------
 
 
@@ -615,17 +572,8 @@ def _prepare_lerobot(dataset: DatasetStorage, given: Mapping[str, Any]) -> Calla
     if fps is None:
         msg = f"LeRobot needs the frame rate, which the source ({dataset.format}) does not know: give fps="
         raise OptionError(msg)
-    options = LeRobotOptions(
-        check_number("fps", fps, "a positive number of rows per second", lambda rate: 0 < rate < math.inf),
-        *_tasks(dataset, given),
-        given.get("images", "video"),
-        given.get("codec", "h264"),
-        given.get("keyframe_interval", 2),
-        given.get("data_file_mb", 100),
-        given.get("video_file_mb", 200),
-        given.get("robot_type"),
-    )
-    _check_options(options)
+    options = LeRobotOptions(fps, *_tasks(dataset, given), **{name: given[name] for name in _PLAIN if name in given})
+    options.check()
     for name in ("codec", "keyframe_interval", "video_file_mb"):
         if name in given and options.images == "png":
             msg = f"{name} is for images='video', and images='png' writes no video: leave it out"
@@ -657,18 +605,6 @@ def _tasks(dataset: DatasetStorage, given: Mapping[str, Any]) -> tuple[Sequence[
     return list(task), None
 
 
-WRITE = Writing(
-    "lerobot",
-    (
-        "fps",
-        "task",
-        "task_key",
-        "images",
-        "codec",
-        "keyframe_interval",
-        "data_file_mb",
-        "video_file_mb",
-        "robot_type",
-    ),
-    _prepare_lerobot,
-)
+_PLAIN = ("images", "codec", "keyframe_interval", "data_file_mb", "video_file_mb", "robot_type")
+"""Options that are used as they are given."""
+WRITE = Writing("lerobot", ("fps", "task", "task_key", *_PLAIN), _prepare_lerobot)
