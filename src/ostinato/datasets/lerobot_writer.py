@@ -391,10 +391,9 @@ def describe_values(values: Array) -> Stats:
 
 def describe_frames(frames: Array) -> Stats:
     """Return the statistics of frames, uint8 `[n, H, W, 3]`, for each color: `[3, 1, 1]` each, in `[0, 1]`."""
-    found = describe_values(frames.reshape(-1, 3) / 255)
-    return {name: value.reshape(3, 1, 1) for name, value in found.items() if name != "count"} | {
-        "count": np.array([len(frames)])
-    }
+    colors = [describe_values(frames[..., color].reshape(-1) / 255) for color in range(3)]
+    found = {name: np.stack([color[name] for color in colors]).reshape(3, 1, 1) for name in colors[0]}
+    return {**found, "count": np.array([len(frames)])}
 
 
 def merged(parts: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
