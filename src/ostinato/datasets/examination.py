@@ -208,7 +208,7 @@ class Examination:
         for array in numbers.values():
             check_size(array)
         fields = {name: np.asarray(array[:]) for name, array in numbers.items()}
-        self.rows.episode(number, fields, rows, file=file, nexts=nexts)
+        self.rows.episode(Place(file, number), fields, rows, nexts)
         self._step(min(len(self.rows.lengths), self._episodes), self._episodes)
         for name, array in pictures.items():
             read = partial(map, array.__getitem__)
@@ -242,14 +242,14 @@ class Examination:
             return
         some = np.linspace(0, rows - 1, min(rows, _FRAMES_PER_EPISODE)).astype(int).tolist()
         wanted = list(range(rows)) if self.full else some
-        left = iter(wanted)
+        left, place = iter(wanted), Place(file, number, camera=name)
         frames = ((next(left), _gray(picture)) for picture in read(wanted))
         try:
-            self.camera(name).episode(number, rows, start, frames, file)
+            self.camera(name).episode(place, rows, start, frames)
         except READ_ERRORS as error:
             check = error.check if isinstance(error, WrongValueError) else "file-unreadable"
             text = f"a picture cannot be read: {first_line(error)}"
-            self.add(check, text, Place(file, number, next(left, None), camera=name))
+            self.add(check, text, place._replace(frame=next(left, None)))
 
     def camera(self, name: str) -> CameraChecks:
         """Return the checks of a camera."""

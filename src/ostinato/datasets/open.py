@@ -188,7 +188,7 @@ def _recognize(source: Any) -> tuple[Any, Format]:
     for kind in known or formats():
         if kind.recognizes(path):
             return path, kind
-    names = ", ".join(kind.name for kind in formats())
+    names = ", ".join(known_formats())
     msg = f"the format of {path} is not recognized: known formats are {names}, and a mapping of arrays"
     raise KindError(msg)
 

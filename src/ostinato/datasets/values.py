@@ -108,14 +108,6 @@ class Profile:
     """Brightness over time."""
 
 
-class _Copy(NamedTuple):
-    """What is kept of an episode to find its copies."""
-
-    episode: int
-    rows: int
-    continuous: bool
-
-
 class RowChecks:
     """Checks values: NaN, constant and saturated dimensions, jumps, copies of episodes, flags and rewards.
 
@@ -128,7 +120,7 @@ class RowChecks:
         self.end_flags = True
         """Whether `done`, `terminated` and `truncated` may only be set in the last row of an episode."""
         self._numbers: dict[str, FieldNumbers] = {}
-        self._copies: dict[bytes, _Copy] = {}
+        self._copies: dict[bytes, int | None] = {}
         self._set: dict[str, bool] = {}
         self._cells: dict[int, NDArray[np.float32]] = {}
         self._continuity = Continuity()
@@ -141,31 +133,25 @@ class RowChecks:
         return self._numbers[name].moments if name in self._numbers else None
 
     def episode(
-        self,
-        number: int,
-        fields: Mapping[str, Array],
-        rows: int,
-        *,
-        file: str | None = None,
-        nexts: Mapping[str, Array] | None = None,
+        self, place: Place, fields: Mapping[str, Array], rows: int, nexts: Mapping[str, Array] | None = None
     ) -> None:
         """Check one episode.
 
         Args:
-            number: its position in the dataset.
+            place: its position in the dataset, and its file.
             fields: numbers `[n, *shape]` by name; `n` may differ between fields.
             rows: its number of rows.
-            file: where it lies, for the findings.
             nexts: next observations that `fields` do not have, of which nothing else is checked.
         """
+        number = place.episode or 0
         self.lengths[number] = self.lengths.get(number, 0) + rows
-        self._follow(number, {**fields, **(nexts or {})}, rows, file)
+        self._follow({**fields, **(nexts or {})}, rows, place)
         digest, continuous, states = xxhash.xxh3_128(), False, []
         for name, values in fields.items():
             flat = values.reshape(values.shape[0], -1)
             if not flat.shape[1] or not flat.shape[0]:
                 continue
-            self._feed(name, flat, number, file)
+            self._feed(name, flat, place._replace(field=name))
             role = role_of(name)
             if role in {"action", "state", "reward", "other"}:
                 digest.update(name.encode())
@@ -174,12 +160,12 @@ class RowChecks:
             if role == "state":
                 states.append(flat[np.linspace(0, flat.shape[0] - 1, _CELLS).astype(int)])
             if role in _FLAGS:
-                self._flag(name, role, flat, number, file)
-        self._copy(digest.digest(), number, rows, continuous=continuous, file=file)
+                self._flag(role, flat, place._replace(field=name))
+        self._copy(digest.digest(), rows, place, continuous=continuous)
         if states:
             self._cells[number] = np.concatenate([cell.astype(np.float32) for cell in states], 1)
 
-    def _follow(self, number: int, fields: Mapping[str, Array], rows: int, file: str | None) -> None:
+    def _follow(self, fields: Mapping[str, Array], rows: int, place: Place) -> None:
         """Compare the next observation of each row with the observation of the row after it."""
         names = {tuple(re.split("[./]", name)): name for name, values in fields.items() if values.shape[0] == rows}
         pairs = [(fields[names[obs]], fields[names[after]]) for after, obs in find_mates(list(names)).items()]
@@ -187,21 +173,21 @@ class RowChecks:
         triples = [(_tensor(obs[:-1]), _tensor(nexts[:-1]), _tensor(obs[1:])) for obs, nexts in pairs]
         found = compare(triples) if rows > 1 else Continuity()
         if found.first >= 0 and self._broken is None:
-            self._broken = Place(file, number, found.first)
+            self._broken = place._replace(frame=found.first)
         self._continuity = self._continuity.plus(found)
 
-    def _feed(self, name: str, flat: Array, episode: int, file: str | None) -> None:
+    def _feed(self, name: str, flat: Array, place: Place) -> None:
         numbers = self._numbers.get(name)
         if numbers is None:
             steps = role_of(name) == "action" or name in {"observation.state", "state", "agent_pos"}
             numbers = self._numbers[name] = FieldNumbers(flat.shape[1], steps=steps)
         piece = max(2, _PIECE_VALUES // flat.shape[1])
         for first in range(0, flat.shape[0], piece):
-            numbers.feed(flat[first : first + piece].astype(np.float64), episode, first)
+            numbers.feed(flat[first : first + piece].astype(np.float64), place.episode or 0, first)
         if flat.dtype.kind in "fc":
-            self._finite(name, flat, episode, file)
+            self._finite(name, flat, place)
 
-    def _finite(self, name: str, flat: Array, episode: int, file: str | None) -> None:
+    def _finite(self, name: str, flat: Array, place: Place) -> None:
         if np.isfinite(flat).all():
             return
         severity: Severity = "warning" if role_of(name) == "other" else "error"
@@ -212,25 +198,25 @@ class RowChecks:
             if found.any():
                 steps, dimensions = np.nonzero(found)
                 text = f"{found.sum():,} {what} in {_dimensions(np.unique(dimensions), flat.shape[1])}"
-                self._findings.add(check, text, Place(file, episode, steps[0], name), severity=severity)
+                self._findings.add(check, text, place._replace(frame=steps[0]), severity=severity)
 
-    def _flag(self, name: str, role: str, flat: Array, episode: int, file: str | None) -> None:
+    def _flag(self, role: str, flat: Array, place: Place) -> None:
         raised = (flat != 0).any(1)
         self._set[role] = self._set.get(role, False) or bool(raised.any())
         early = np.flatnonzero(raised[:-1])
         if early.shape[0] and self.end_flags:
             rows = number_of(early.shape[0], "row")
             text = f"is set in {rows} before the last one of the episode, which has {len(flat):,} rows"
-            self._findings.add("flag-position", text, Place(file=file, episode=episode, frame=early[0], field=name))
+            self._findings.add("flag-position", text, place._replace(frame=early[0]))
 
-    def _copy(self, digest: bytes, episode: int, rows: int, *, continuous: bool, file: str | None) -> None:
+    def _copy(self, digest: bytes, rows: int, place: Place, *, continuous: bool) -> None:
         """Compare the content of an episode with those before it. Short or discrete ones may be equal by chance."""
-        known = self._copies.setdefault(digest, _Copy(episode, rows, continuous))
-        if known.episode == episode or rows < 3:
+        known = self._copies.setdefault(digest, place.episode)
+        if known == place.episode or rows < 3:
             return
         severity: Severity = "warning" if continuous else "note"
-        text = f"its rows ({rows:,}) are equal to those of episode {known.episode}"
-        self._findings.add("episode-duplicate", text, Place(file=file, episode=episode), severity=severity)
+        text = f"its rows ({rows:,}) are equal to those of episode {known}"
+        self._findings.add("episode-duplicate", text, place, severity=severity)
 
     def zero_share(self, name: str) -> float:
         """Return the share of rows of a field that are all zeros, of evenly spaced ones."""
@@ -687,17 +673,14 @@ class CameraChecks:
         """Position of the frames seen in the dataset, as row numbers."""
         self._brightness: list[float] = []
 
-    def episode(
-        self, number: int, length: int, start: int, frames: Iterable[tuple[int, NDArray[np.uint8]]], file: str | None
-    ) -> None:
+    def episode(self, place: Place, length: int, start: int, frames: Iterable[tuple[int, NDArray[np.uint8]]]) -> None:
         """Look at frames of one episode.
 
         Args:
-            number: the episode.
+            place: the episode, its file and the camera.
             length: its rows.
             start: its first row in the dataset.
             frames: rows of the episode and their pictures, gray `[H, W]`, in ascending order.
-            file: where they lie.
         """
         blank, same = list[_Run](), list[_Run]()
         before: NDArray[np.uint8] | None = None
@@ -710,24 +693,24 @@ class CameraChecks:
             _extend(blank, row, alike=empty and before is not None and _is_blank(before), counts=empty)
             _extend(same, row, alike=before is not None and not empty and _is_same(before, picture), counts=True)
             before = picture
-        self._check_blank(number, length, seen, blank, file)
-        self._check_frozen(number, length, seen, same, file)
+        self._check_blank(place, length, seen, blank)
+        self._check_frozen(place, length, seen, same)
 
-    def _check_blank(self, number: int, length: int, seen: int, runs: list[_Run], file: str | None) -> None:
+    def _check_blank(self, place: Place, length: int, seen: int, runs: list[_Run]) -> None:
         for run in runs:
             whole = run.frames == seen
             if whole or (run.frames > 1 and run.last - run.first >= max(self._second, 10)):
                 rows = "all" if whole else f"rows {run.first} to {run.last},"
                 looked = f"{number_of(run.frames, 'frame')} looked at, {number_of(length, 'row')}"
                 text = f"the picture is black or of one color: {rows} {looked}"
-                self._look.add("camera-blank", text, Place(file, number, run.first, camera=self._name))
+                self._look.add("camera-blank", text, place._replace(frame=run.first))
 
-    def _check_frozen(self, number: int, length: int, seen: int, runs: list[_Run], file: str | None) -> None:
+    def _check_frozen(self, place: Place, length: int, seen: int, runs: list[_Run]) -> None:
         for run in runs:
             span = run.last - run.first
             if run.frames < 3 or length < 10:
                 continue
-            moved = self._look.rows.motion(number, run.first / (length - 1), run.last / (length - 1))
+            moved = self._look.rows.motion(place.episode or 0, run.first / (length - 1), run.last / (length - 1))
             whole = run.frames == seen
             long = span >= max(2 * self._second, 10)
             if (whole and (long if moved is None else moved >= 0.05)) or (long and moved is not None and moved >= 0.2):
@@ -735,8 +718,7 @@ class CameraChecks:
                 severity: Severity = "note" if goal else "warning"
                 motion = "" if moved is None else f", while the state moves by {moved:.0%} of its range"
                 text = f"the picture stays the same from row {run.first} to {run.last} of {length} rows{motion}"
-                place = Place(file, number, run.first, camera=self._name)
-                self._look.add("camera-frozen", text, place, severity=severity)
+                self._look.add("camera-frozen", text, place._replace(frame=run.first), severity=severity)
 
     @property
     def brightness(self) -> NDArray[np.float64]:
