@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, final
@@ -10,7 +11,8 @@ import numpy as np
 
 from ostinato._optional import require
 from ostinato.datasets.cache import OpenHandles
-from ostinato.datasets.checks import FirstFault, Place, read_object
+from ostinato.datasets.checks import FirstFault, Place, WrongValueError, read_object
+from ostinato.datasets.parquet import flat_values
 from ostinato.datasets.stored import BLOCK_BYTES, Pieces, as_block, decode_jpegs, torch_dtype
 from ostinato.durable.progress import PARTS, counted
 from ostinato.errors import DamagedFileError, MissingFileError
@@ -279,20 +281,17 @@ class _ArrowSource:
 
     def _numbers(self, array: Any, place: str) -> np.ndarray[Any, Any]:
         """Return a copy of an Arrow array, whose memory is that of the file."""
-        if array.null_count:
-            msg = f"{place}: {array.null_count} values are missing"
-            raise DamagedFileError(msg)
-        if self._is_jpeg:
+        if self._is_jpeg and not array.null_count:
             return decode_jpegs(array.to_pylist(), place, self.shape)
-        if _number_type(array.type) != self._numpy_dtype:
-            msg = f"{place}: the type is {array.type}, that of the first episode has numbers {self._numpy_dtype}"
-            raise DamagedFileError(msg)
-        flat = array.flatten() if hasattr(array.type, "list_size") else array
-        size = int(np.prod(self.shape, dtype=np.int64))
-        if len(flat) != len(array) * size or flat.null_count:
-            msg = f"{place}: a row has {array.type}, but {list(self.shape)} is expected, without missing values"
-            raise DamagedFileError(msg)
+        try:
+            flat, _ = flat_values(array, (math.prod(self.shape),) if self.shape else ())
+        except WrongValueError as error:
+            msg = f"{place}: {error}"
+            raise DamagedFileError(msg) from error
         numbers: np.ndarray[Any, Any] = flat.to_numpy(zero_copy_only=False)
+        if numbers.dtype != self._numpy_dtype:
+            msg = f"{place}: rows are {array.type}, those of the first episode are {self._numpy_dtype}"
+            raise DamagedFileError(msg)
         return np.array(numbers.reshape(len(array), *self.shape))
 
     def close(self) -> None:

@@ -503,7 +503,7 @@ _NAMES = {"float": "float32", "double": "float64", "halffloat": "float16", "larg
 def leaf_type(kind: Any) -> str:
     """Return the name of the values of an Arrow type, those of lists included: "float32", "string", "struct"."""
     types = require("pyarrow.types", "lerobot")
-    while types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+    while _is_list(kind):
         kind = kind.value_type
     if types.is_struct(kind):
         return "struct"
@@ -527,6 +527,11 @@ def stored_bytes(array: Any, kind: str) -> Any:
     return array
 
 
+def _is_list(kind: Any) -> bool:
+    types = require("pyarrow.types", "lerobot")
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
 def first_null(array: Any) -> int:
     """Return the first row of an Arrow array that has no value."""
     return int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
@@ -542,16 +547,15 @@ def flat_values(array: Any, shape: Sequence[int] | None = None) -> tuple[Any, in
     Raises:
         WrongValueError: if there is no value, another number of values, or no numbers.
     """
-    types = require("pyarrow.types", "lerobot")
+    types, compute = require("pyarrow.types", "lerobot"), require("pyarrow.compute", "lerobot")
     left, each = list(shape or ()), 1
     while True:
         array = getattr(array, "storage", array)
         if array.null_count:
             raise WrongValueError(first_null(array) // each, "there is no value (null)", "value-null")
-        fixed = types.is_fixed_size_list(array.type)
-        if not (fixed or types.is_list(array.type) or types.is_large_list(array.type)):
+        if not _is_list(array.type):
             break
-        counts = np.full(len(array), array.type.list_size) if fixed else np.diff(array.offsets.to_numpy())
+        counts = compute.list_value_length(array).to_numpy(zero_copy_only=False)
         size = int(counts[:1].sum()) if shape is None else left.pop(0) if left else 1
         wrong = np.flatnonzero(counts != size)
         if wrong.shape[0]:
