@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from ostinato._optional import require
 from ostinato.core.options import number_of
-from ostinato.datasets.arrays import same_rows
+from ostinato.datasets.arrays import ends_of, same_rows
 from ostinato.datasets.checks import READ_ERRORS, FirstFault, Place, check_fields
 from ostinato.datasets.columns import BlockColumn, MovedColumn
 from ostinato.datasets.dataset import Contents
@@ -191,14 +192,11 @@ def examine_d4rl(path: Path, look: Examination) -> str:
 
 def _flagged(arrays: dict[str, Any], rows: int) -> list[int]:
     """Return the row after the last one of each episode."""
-    flags = np.zeros(rows, bool)
+    flags = [np.zeros(rows, bool)]
     for name in _FLAGS:
-        try:
-            flags |= np.asarray(arrays[name][:]).reshape(rows, -1).any(1) if name in arrays else False
-        except READ_ERRORS:
-            continue  # the pass over all arrays reports it
-    flags[-1] = True
-    ends: list[int] = (np.flatnonzero(flags) + 1).tolist()
+        with contextlib.suppress(*READ_ERRORS):  # the pass over all arrays reports it
+            flags += [np.asarray(arrays[name][:])] if name in arrays else []
+    ends: list[int] = ends_of(flags).tolist()
     return ends
 
 
