@@ -15,7 +15,7 @@ from ostinato.datasets.decoded import HeapRows
 from ostinato.datasets.format import Format
 from ostinato.datasets.lerobot_checks import examine_lerobot
 from ostinato.datasets.lerobot_metadata import INFO, Metadata
-from ostinato.datasets.lerobot_writer import WRITE
+from ostinato.datasets.lerobot_writer import NUMBERS, WRITE
 from ostinato.datasets.parquet import EpisodeFiles, NumberField, PictureColumn, TextBlocks
 from ostinato.datasets.stored import last_rows
 from ostinato.datasets.video import VideoColumn
@@ -30,23 +30,7 @@ if TYPE_CHECKING:
     from ostinato.datasets.format import Reading
     from ostinato.datasets.lerobot_metadata import Episodes, Videos
 
-_NUMBERS = {
-    name: getattr(torch, name)
-    for name in (
-        "float16",
-        "float32",
-        "float64",
-        "int8",
-        "int16",
-        "int32",
-        "int64",
-        "uint8",
-        "uint16",
-        "uint32",
-        "uint64",
-        "bool",
-    )
-}
+_NUMBERS = {name: getattr(torch, name) for name in NUMBERS}
 _SMALL_SHARE = 16
 """Timestamps and tasks of at most this part of the budget are kept as tensors, since every batch reads them."""
 
@@ -106,21 +90,21 @@ def read_lerobot(path: Path, reading: Reading) -> Contents:
 
 @final
 class _Metadata(Mapping[str, Any]):
-    """Plain values by name; some are read when they are first asked for."""
+    """Plain values by name; the statistics are read when they are first asked for."""
 
-    def __init__(self, values: dict[str, Any], later: dict[str, Callable[[], Any]]) -> None:
-        self._values, self._later = values, later
+    def __init__(self, values: dict[str, Any], read_statistics: Callable[[], Any]) -> None:
+        self._values, self._read = values, read_statistics
 
     def __getitem__(self, name: str) -> Any:
-        if name in self._later and name not in self._values:
-            self._values[name] = self._later[name]()
+        if name == "stats" and name not in self._values:
+            self._values[name] = self._read()
         return self._values[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys([*self._values, *self._later]))
+        return iter({**self._values, "stats": None})
 
     def __len__(self) -> int:
-        return len(self._values.keys() | self._later.keys())
+        return len({*self._values, "stats"})
 
     def __repr__(self) -> str:
         return repr(dict(self))
@@ -161,15 +145,8 @@ class _Builder:
     def __init__(self, meta: Metadata, episodes: Episodes, tasks: dict[int, str], reading: Reading) -> None:
         self._meta, self._episodes, self._tasks, self._reading = meta, episodes, tasks, reading
         self._info, self._fps = meta.root / INFO, meta.fps or 0.0
-        self._table = EpisodeFiles(
-            episodes.tables,
-            episodes.file_of,
-            episodes.lengths,
-            episodes.numbers,
-            indexed=meta.major == 3,
-            said_by=meta.root / episodes.said_by,
-            cache=reading.cache,
-        )
+        said_by = meta.root / episodes.said_by
+        self._table = EpisodeFiles(episodes, indexed=meta.major == 3, said_by=said_by, cache=reading.cache)
         self._rows = int(episodes.lengths.sum())
         self._unread: list[str] = []
 
@@ -250,7 +227,7 @@ class _Builder:
             "splits": info.get("splits", {}),
             "episode_index": self._episodes.numbers.tolist(),
         }
-        return _Metadata(values, {"stats": self._meta.read_statistics})
+        return _Metadata(values, self._meta.read_statistics)
 
 
 FORMAT = Format(

@@ -37,8 +37,21 @@ CODECS = {
 """Encoders and their options by the names of `codec`."""
 
 _NUMBERED = {"frame_index": "int64", "episode_index": "int64", "index": "int64", "task_index": "int64"}
-_INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
-_DTYPES = frozenset(("float16", "float32", "float64", "bool", *_INTEGERS))
+NUMBERS = (
+    "float16",
+    "float32",
+    "float64",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "bool",
+)
+"""Dtypes of features that are numbers."""
 _CHUNK_BYTES = 32 << 20
 _CHUNK_FILES = 1000
 _MOST_FRAMES, _SIDE = 100, 150
@@ -185,7 +198,7 @@ def _feature(dataset: DatasetStorage, leaf: Leaf, options: LeRobotOptions) -> _F
         kind = "video" if options.images == "video" else "image"
         name = "observation.image" if path == ("observation",) else name
         return _Feature(name, path, kind, kind, (height, width, 3), last)
-    if dtype not in _DTYPES or len(leaf.shape) > 5 or 0 in leaf.shape:
+    if dtype not in NUMBERS or len(leaf.shape) > 5 or 0 in leaf.shape:
         msg = (
             f"{show_path(path)} is {dtype}{list(leaf.shape)}: LeRobot holds numbers of up to 5 dimensions, none 0. "
             "Leave it out with fields="

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato.datasets.cache import BlockCache
+    from ostinato.datasets.lerobot_metadata import Episodes
     from ostinato.datasets.video import VideoFiles
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
@@ -107,10 +108,7 @@ class EpisodeFiles:
     the columns `episode_index` and `index`, where the file has them, belong to this episode. Thread-safe.
 
     Args:
-        paths: all files.
-        file_of: the file of each episode, a position in `paths`, int64 `[episodes]`. Episodes of a file are neighbours.
-        lengths: rows of each episode, int64 `[episodes]`.
-        numbers: the value of `episode_index` of each episode, int64 `[episodes]`.
+        episodes: where the rows of each episode lie. Episodes of a file are neighbours.
         indexed: whether `index` counts the rows of the dataset from 0; else it need only count up within an episode.
         said_by: the file that tells the lengths, for messages.
         cache: keeps what was read.
@@ -119,18 +117,9 @@ class EpisodeFiles:
         DamagedFileError: if the episodes of a file are not neighbours.
     """
 
-    def __init__(
-        self,
-        paths: Sequence[Path],
-        file_of: Ints,
-        lengths: Ints,
-        numbers: Ints,
-        *,
-        indexed: bool,
-        said_by: Path,
-        cache: BlockCache,
-    ) -> None:
-        self.paths, self.file_of, self.numbers, self.cache = paths, file_of, numbers, cache
+    def __init__(self, episodes: Episodes, *, indexed: bool, said_by: Path, cache: BlockCache) -> None:
+        self.paths, self.file_of, self.numbers = episodes.tables, episodes.file_of, episodes.numbers
+        self.cache, file_of, lengths = cache, episodes.file_of, episodes.lengths
         self.starts: Ints = np.concatenate([[0], np.cumsum(lengths)])
         """First row of each episode, and the number of rows: int64 `[episodes + 1]`."""
         first = np.concatenate([[0], np.flatnonzero(np.diff(file_of)) + 1])
@@ -138,7 +127,7 @@ class EpisodeFiles:
         if files.shape[0] != first.shape[0]:
             again = int(first[np.setdiff1d(np.arange(first.shape[0]), at)[0]])
             msg = (
-                f"{said_by}: episode {numbers[again]} lies in {paths[int(file_of[again])]}, apart from the episodes "
+                f"{said_by}: episode {self.numbers[again]} lies in {self.path_of(again)}, apart from the episodes "
                 "before it there: the episodes of a file must follow each other"
             )
             raise DamagedFileError(msg)
@@ -174,7 +163,8 @@ class EpisodeFiles:
 
     def path_of(self, episode: int) -> Path:
         """Return the file of an episode."""
-        return self.paths[int(self.file_of[episode])]
+        found: Path = self.paths[int(self.file_of[episode])]
+        return found
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
