@@ -14,7 +14,6 @@ from ostinato._optional import require
 from ostinato.core.options import number_of
 from ostinato.datasets.checks import READ_ERRORS, Place, WrongValueError, check_numbers, first_line
 from ostinato.datasets.examination import Pictures
-from ostinato.datasets.lerobot_metadata import INFO, STATISTICS, Metadata
 from ostinato.datasets.parquet import leaf_type, open_table, stored_bytes, to_array
 from ostinato.datasets.stored import decode_picture
 from ostinato.datasets.values import Moments
@@ -22,32 +21,33 @@ from ostinato.datasets.video import gray_frames, read_header
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
     from numpy.typing import NDArray
 
     from ostinato.datasets.checks import Severity
     from ostinato.datasets.examination import Examination
+    from ostinato.datasets.lerobot import Metadata
     from ostinato.datasets.values import Floats
     from ostinato.datasets.video import VideoHeader
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
+INFO, STATISTICS = "meta/info.json", "meta/stats.json"
 _BOOKKEEPING = ("timestamp", "frame_index", "episode_index", "index", "task_index")
 _SLACK_S = 1e-4
 """Largest distance between a timestamp and its frame, as LeRobot has it."""
 
 
-def examine_lerobot(path: Path, look: Examination) -> str:
+def examine_lerobot(meta: Metadata, look: Examination) -> str:
     """Examine a LeRobot dataset: its metadata, its tables, then its cameras."""
-    tables = LeRobotChecks(path, look)
-    tables.check()
-    tables.check_cameras()
+    checks = LeRobotChecks(meta, look)
+    checks.check()
+    checks.check_cameras()
     decoded = sum(len(camera.times) for camera in look.cameras.values())
-    total = tables.total * (len(tables.meta.cameras) + len(tables.meta.images))
+    total = checks.total * (len(meta.cameras) + len(meta.images))
     words = "" if decoded == total else " (12 of each episode, of at most 200 episodes; --full decodes all)"
     look.decoded = f"{decoded:,} of {number_of(total, 'picture')} decoded{words}" if total else ""
-    return f"lerobot {tables.meta.version}"
+    return f"lerobot {meta.version}"
 
 
 class _Clip(NamedTuple):
@@ -68,12 +68,12 @@ class LeRobotChecks:
     """Reads the metadata, every table once, and the videos of a dataset, and adds what is wrong to the findings.
 
     Args:
-        root: the dataset.
+        meta: the metadata, whose faults the examination takes.
         look: the examination.
     """
 
-    def __init__(self, root: Path, look: Examination) -> None:
-        self.meta = Metadata(root, look)
+    def __init__(self, meta: Metadata, look: Examination) -> None:
+        self.meta = meta
         self.numbers: dict[int, int] = {}
         """Rows found of each episode."""
         self.starts: dict[int, int] = {}

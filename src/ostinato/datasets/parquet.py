@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato.datasets.cache import BlockCache
-    from ostinato.datasets.lerobot_metadata import Episodes
+    from ostinato.datasets.lerobot import Episodes
     from ostinato.datasets.video import VideoFiles
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
