@@ -25,7 +25,7 @@ Severity: TypeAlias = Literal["error", "warning", "note"]
 """`error`: rows cannot be read, or are wrong. `warning`: probably a fault of the recording. `note`: good to know."""
 
 READ_ERRORS: tuple[type[Exception], ...] = (OSError, ValueError, RuntimeError, LookupError, TypeError, AttributeError)
-READ_ERRORS += (EOFError, ArithmeticError, MemoryError, SyntaxError, zipfile.BadZipFile, zlib.error)
+READ_ERRORS += (EOFError, ArithmeticError, MemoryError, SyntaxError, SystemError, zipfile.BadZipFile, zlib.error)
 """What libraries raise for damaged files."""
 
 

@@ -299,7 +299,7 @@ class _Video:
         av = require("av", "lerobot")
         self._errors = av.error.FFmpegError
         try:
-            self._container = av.open(str(path))
+            self._container = av.open(str(path), metadata_errors="replace")
         except FileNotFoundError as error:
             why = "the file is missing"
             raise _ReadError(why, MissingFileError) from error
@@ -577,7 +577,7 @@ def read_header(path: Path) -> VideoHeader:
         OSError, ValueError: if it is not a video.
     """
     av = require("av", "lerobot")
-    with av.open(str(path)) as container:
+    with av.open(str(path), metadata_errors="replace") as container:
         if not container.streams.video:
             msg = "there is no video in the file"
             raise ValueError(msg)

@@ -41,7 +41,6 @@ _SMALL = 16
 _BLOSC_HEADER = 16
 """Bytes before those that Blosc compressed; the last four are the length of the whole."""
 _FILES = (".zarray", "zarr.json")
-_READ_ERRORS = (OSError, RuntimeError, ValueError, LookupError, TypeError, EOFError, SystemError, zipfile.BadZipFile)
 
 
 def recognizes_zarr(source: Any) -> bool:
@@ -87,7 +86,7 @@ def _open(path: Path, inner: str) -> _Handle:
         options = {} if zarr.__version__.startswith("2.") else {"use_consolidated": False}
         group = zarr.open_group(str(path) if store is None else store, mode="r", **options)
         return _Handle(group[inner] if inner else group, store)
-    except _READ_ERRORS as error:
+    except READ_ERRORS as error:
         msg = f"{path} cannot be opened as Zarr: {error}. Copy or download it again"
         raise DamagedFileError(msg) from error
 
@@ -190,7 +189,7 @@ def _descriptions(path: Path, inner: str) -> Iterator[tuple[str, bytes]]:
                     head, _, tail = name.rpartition("/")
                     if tail in _FILES and head.startswith(start):
                         yield head[len(start) :], archive.read(name)
-        except _READ_ERRORS as error:
+        except READ_ERRORS as error:
             msg = f"{path} is not a whole zip archive: {error}. Copy or download it again"
             raise DamagedFileError(msg) from error
         return
@@ -258,7 +257,7 @@ def _read(root: _Root, name: str, rows: Any, place: str) -> np.ndarray[Any, Any]
         found: np.ndarray[Any, Any] = np.asarray(root.use(lambda handle: handle.array(name)[rows]))
     except DamagedFileError:
         raise
-    except _READ_ERRORS as error:
+    except READ_ERRORS as error:
         msg = f"{root}: {name} cannot be read{place}: {error}. Copy or download it again"
         raise DamagedFileError(msg) from error
     return found
@@ -284,7 +283,7 @@ class ZarrSource:
         """Name of the array, such as `data/img`."""
         try:
             dtype, shape, self._chunks, codecs = root.use(lambda handle: _describe(handle.array(name)))
-        except _READ_ERRORS as error:
+        except READ_ERRORS as error:
             msg = (
                 f"{root}: {name} cannot be opened: {error}. If a codec is missing, install and import its package "
                 "before (imagecodecs, numcodecs); else copy or download the array again"
