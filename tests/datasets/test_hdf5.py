@@ -147,8 +147,8 @@ def test_hdf5_objects_are_opened(tmp_path: Path) -> None:
             d4rl_hdf5,
             "",
             [
-                ("rewards", None, "a.hdf5 has no rewards"),
-                ("observations", None, "a.hdf5 has no observations"),
+                ("rewards", None, "a.hdf5: the file has no rewards"),
+                ("observations", None, "a.hdf5: the file has no observations"),
                 ("actions", np.zeros((17, 2)), r"a.hdf5, actions has the shape \[17, 2\].*18 rows"),
                 ("terminals", np.repeat([0, np.nan], [4, 14]), "a.hdf5, terminals, row 4: a flag must be 0 or 1"),
                 ("terminals", np.zeros((18, 2), bool), "one flag per row"),
@@ -162,14 +162,14 @@ def test_hdf5_objects_are_opened(tmp_path: Path) -> None:
             robomimic_hdf5,
             "data/demo_1/",
             [
-                ("actions", None, "data/demo_1 has no actions"),
-                ("actions", np.zeros((0, 3)), "data/demo_1 has no actions: it has no rows"),
-                ("actions", np.zeros((5, 3)), "data/demo_1 has 5 actions, but its attribute num_samples says 4"),
-                ("rewards", np.zeros(3), "data/demo_1/rewards has 3 rows, but the demonstration has 4 actions"),
-                ("obs/object", np.zeros((5, 2)), "data/demo_1/obs/object has 5 rows"),
-                ("obs/object", None, "data/demo_1/obs/object is missing"),
+                ("actions", None, "data/demo_1: it has no actions"),
+                ("actions", np.zeros((0, 3)), "data/demo_1: it has no actions: it has no rows"),
+                ("actions", np.zeros((5, 3)), "data/demo_1: it has 5 actions, but its attribute num_samples says 4"),
+                ("rewards", np.zeros(3), "data/demo_1: rewards has 3 rows, but the demonstration has 4 actions"),
+                ("obs/object", np.zeros((5, 2)), "data/demo_1: obs/object has 5 rows"),
+                ("obs/object", None, "data/demo_1: obs/object is missing"),
                 ("obs/object", np.zeros((4, 3)), r"obs/object: rows are float64\[3\], those of data/demo_0"),
-                ("next_obs", None, "data/demo_1/next_obs/object is missing"),
+                ("next_obs", None, "data/demo_1: next_obs/object|next_obs/robot0_eef_pos is missing"),
                 ("dones", np.array([0, 0, np.nan, 1]), "data/demo_1/dones, row 2: a flag"),
             ],
         ),
@@ -268,7 +268,7 @@ def test_robomimic_filter_keys_choose_demonstrations(tmp_path: Path) -> None:
     train.close()
     with h5py.File(model.path, "a") as file:
         del file["data/demo_4"]
-    not_opened(model.path, DamagedFileError, "filter key train names demo_4, which is missing", filter_key="train")
+    not_opened(model.path, DamagedFileError, "mask/train: it names demo_4, which is missing", filter_key="train")
 
 
 def test_robomimic_demonstrations_that_are_not_done_were_cut_off(tmp_path: Path) -> None:

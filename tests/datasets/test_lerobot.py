@@ -269,6 +269,16 @@ def in_episodes(path: Path, name: str, values: dict[int, Any]) -> None:
     )
 
 
+def test_episodes_in_another_order_are_sorted(small: Model, tmp_path: Path) -> None:
+    path = copied(small, tmp_path)
+    if (path / "meta/episodes").is_dir():
+        rewrite(path / "meta/episodes/chunk-000/file-000.parquet", lambda table: table.take([2, 0, 3, 1]))
+    else:
+        lines = (path / "meta/episodes.jsonl").read_text().splitlines()
+        (path / "meta/episodes.jsonl").write_text("\n".join(lines[::-1]))
+    check_rows(open_dataset(path), small.columns, small.lengths)
+
+
 def test_wrong_episodes_of_version_3(tmp_path: Path) -> None:
     model = lerobot_v3(tmp_path / "data", lengths=(4, 3, 5, 2), episodes_per_file=1)
     path = model.path / "meta/episodes/chunk-000/file-000.parquet"
@@ -289,7 +299,7 @@ def test_wrong_episodes_of_version_3(tmp_path: Path) -> None:
         in_episodes(model.path, name, values)
     dataset = open_dataset(model.path)
     assert dataset[:3]["index"].tolist() == [0, 1, 2]
-    with pytest.raises(DamagedFileError, match=r"file-000.parquet has a row of episode 0 where episode 1, frame 0"):
+    with pytest.raises(DamagedFileError, match=r"file-000.parquet, episode 1, frame 0: episode_index is 0 where 1 is"):
         dataset[3]
 
 
@@ -333,8 +343,14 @@ def test_wrong_tables_are_named(small: Model, tmp_path: Path) -> None:
     changes: list[Any] = [
         (lambda table: table.drop_columns("action"), r"\(episode \d\) has no column 'action': it has"),
         (lambda table: table.slice(1), "rows, but .*episodes.* gives .* rows to"),
-        (lambda table: table.take([0, 2, 1, *range(3, len(table))]), "index 2 in episode 0, frame 1, where index 1"),
-        (changed("episode_index", lambda v: v.__setitem__(1, 2)), "row of episode 2 where episode 0, frame 1, should"),
+        (
+            lambda table: table.take([0, 2, 1, *range(3, len(table))]),
+            "episode 0, frame 1: index is 2 where 1 is expected",
+        ),
+        (
+            changed("episode_index", lambda v: v.__setitem__(1, 2)),
+            "episode 0, frame 1: episode_index is 2 where 0 is expected",
+        ),
         (changed("action", lambda v: v.__setitem__(1, None)), r"'action', episode 0, frame 1: there is no value"),
         (changed("task_index", lambda v: v.__setitem__(2, 7)), "'task_index', episode 0, frame 2: 7 is not the number"),
         (

@@ -137,8 +137,8 @@ def test_infos_that_are_no_columns_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "values", "message"),
     [
-        ("episode_1", None, r"main_data.hdf5: episode_1 has no actions, observations, rewards"),
-        ("episode_0/observations", None, "episode_0 has no observations"),
+        ("episode_1", None, r"main_data.hdf5/episode_1: the episode has no actions"),
+        ("episode_0/observations", None, "episode_0: the episode has no observations"),
         ("episode_1/rewards", np.zeros(0), "episode_1 has no steps"),
         ("episode_0/observations", np.zeros((6, 3)), r"observations has the shape \[6, 3\].*7 rows"),
         ("episode_0/actions", [b"x"] * 6, "actions"),
@@ -168,7 +168,7 @@ def test_damaged_files_and_metadata_are_named(tmp_path: Path) -> None:
         ("observation_space", None, r"no observation_space.*runs code of others"),
         ("action_space", '{"type": "Box"}', "action_space cannot be read"),
         ("data_format", "csv", "data_format is 'csv'"),
-        ("total_episodes", 4, "episode_3 has no"),
+        ("total_episodes", 4, "episode_3: the episode has no"),
         ("total_episodes", "4", "total_episodes"),
         ("total_steps", 17, "metadata.json says 17 steps; the episodes have 18, all used."),
         ("total_episodes", 2, "metadata.json has 2 episodes; 1 more are left out."),
@@ -219,7 +219,7 @@ def test_damaged_episodes_of_arrow_are_named(tmp_path: Path, kind: str) -> None:
         table = pq.read_table(file)
         at, wide = table.column_names.index("actions"), pa.array([[0.0] * 3] * len(table), pa.list_(pa.float32(), 3))
         pq.write_table(table.set_column(at, "actions", wide), file)
-        with pytest.raises(DamagedFileError, match=r"data/1, actions.*\[2\] is expected"):
+        with pytest.raises(DamagedFileError, match=r"data/1, actions.*a list of 3 values, where the shape \[2\]"):
             dataset[6]
     file.unlink()
     with pytest.raises(DamagedFileError, match=f"data/1 has no {kind} file"):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from ostinato.core.processes import kept_scheduling
 from ostinato.datasets.cache import BlockCache
 from ostinato.datasets.format import Reading
-from ostinato.datasets.video import VideoColumn
+from ostinato.datasets.video import VideoColumn, read_header
 from ostinato.errors import DamagedFileError, MissingFileError, SchemaError
 
 from .videos import decode_video, keyframes_of, pictures, write_video
@@ -240,6 +240,15 @@ def test_an_unknown_codec_is_an_error(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b"avc1", b"zzzz"))
     with pytest.raises(DamagedFileError, match=r"a\.mp4: episode 0, frame 3.*lacks the codec"):
         read(column([path], at(seconds)), [3])
+
+
+def test_text_in_a_file_that_is_not_utf_8_is_no_error(tmp_path: Path) -> None:
+    path = tmp_path / "a.mp4"
+    write_frames(path, "libx264", EVEN, PLAIN, {})
+    seconds, frames = shown(path)
+    path.write_bytes(path.read_bytes().replace(b"Lavf", b"\xf1\xf2\xf3\xf4"))
+    np.testing.assert_array_equal(read(column([path], at(seconds)), [3]), frames[[3]])
+    assert len(read_header(path).times) == len(frames)
 
 
 # -- threads and processes ---------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,16 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ostinato.core.rows import Path
-    from ostinato.datasets.checks import Examination
+    from ostinato.datasets.examination import Examination
 
-__all__ = [
-    "examine_arrays",
-    "examine_mapping",
-    "lengths_from_ends",
-    "lengths_from_flags",
-    "read_arrays",
-    "same_rows",
-]
+Array = np.ndarray[Any, Any]
 
 _FLAGS = ("done", "terminated", "truncated")
 
@@ -48,8 +41,7 @@ def read_arrays(source: Mapping[Any, Any], episode_ends: Any = None) -> Contents
         EpisodesError: if the ends are missing or wrong.
     """
     tree, episode_ends = _fields_and_ends(source, episode_ends)
-    columns: dict[Path, Tensor] = {}
-    _collect(tree, (), columns)
+    columns = {path: _tensor(path, value) for path, value in _leaves(tree)}
     if not columns:
         msg = "the mapping has no array: give one array [rows, ...] for each field"
         raise SchemaError(msg)
@@ -76,19 +68,25 @@ def _fields_and_ends(source: Mapping[Any, Any], ends: Any) -> tuple[dict[Any, An
     return tree, ends
 
 
-def _collect(tree: Mapping[Any, Any], path: Path, out: dict[Path, Tensor]) -> None:
+def _leaves(tree: Mapping[Any, Any], path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Yield the paths and values of nested mappings."""
     for key, value in tree.items():
-        if not isinstance(key, str):
-            msg = f"keys of a dataset are text, got {key!r} in {show_path(path)}"
-            raise OptionError(msg)
         if isinstance(value, Mapping):
-            _collect(value, (*path, key), out)
-            continue
-        tensor = as_tensor(value, (*path, key)).detach().cpu()
-        if tensor.ndim == 0:
-            msg = f"{show_path((*path, key))} is one number: a field has one value for each row"
-            raise SchemaError(msg)
-        out[*path, key] = tensor
+            yield from _leaves(value, (*path, key))
+        else:
+            yield (*path, key), value
+
+
+def _tensor(path: Path, value: Any) -> Tensor:
+    wrong = [key for key in path if not isinstance(key, str)]
+    if wrong:
+        msg = f"keys of a dataset are text, got {wrong[0]!r} in {show_path(path)}"
+        raise OptionError(msg)
+    tensor = as_tensor(value, path).detach().cpu()
+    if tensor.ndim == 0:
+        msg = f"{show_path(path)} is one number: a field has one value for each row"
+        raise SchemaError(msg)
+    return tensor
 
 
 def lengths_from_ends(ends: Any, rows: int, where: str = "episode_ends") -> Tensor:
@@ -135,15 +133,23 @@ def lengths_from_flags(columns: Mapping[Path, Tensor]) -> Tensor:
     for level in (("next",), ()):
         found = [columns[*level, name] for name in _FLAGS if (*level, name) in columns]
         if found:
-            ends = torch.stack([flag.reshape(flag.shape[0], -1).any(1) for flag in found]).any(0)
-            ends[-1:] = True
-            at = ends.nonzero().flatten() + 1
-            return at.diff(prepend=at.new_zeros(1))
+            return torch.from_numpy(np.diff(ends_of([flag.bool().numpy() for flag in found]), prepend=0))
     msg = (
         "nothing tells where episodes end: give episode_ends (the row after the last one of each episode), or one of "
         "the fields done, terminated, truncated"
     )
     raise EpisodesError(msg)
+
+
+def ends_of(flags: Sequence[Array]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return the row after the last one of each episode, int64 `[episodes]`; rows after the last flag are one, too.
+
+    Args:
+        flags: `[rows, ...]` each, of the same number of rows.
+    """
+    ends = np.logical_or.reduce([flag.reshape(flag.shape[0], -1).any(1) for flag in flags])
+    ends[-1:] = True
+    return np.flatnonzero(ends) + 1
 
 
 # -- checks ------------------------------------------------------------------------------------------------------------
@@ -152,7 +158,7 @@ def lengths_from_flags(columns: Mapping[Path, Tensor]) -> Tensor:
 def examine_mapping(source: Mapping[Any, Any], episode_ends: Any, look: Examination) -> str:
     """Examine a mapping of arrays; arguments as those of `read_arrays`."""
     tree, ends = _fields_and_ends(source, episode_ends)
-    arrays = _named(tree, ())
+    arrays = {".".join(map(str, path)): _as_array(value) for path, value in _leaves(tree)}
     examine_arrays(arrays, _flagged(arrays) if ends is None else _as_array(ends), look)
     return "arrays"
 
@@ -190,25 +196,11 @@ def same_rows(arrays: Mapping[str, Any], look: Examination, file: str | None = N
     return {name: arrays[name] for name, size in sizes.items() if size == rows}, rows
 
 
-def _named(tree: Mapping[Any, Any], path: tuple[Any, ...]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            found |= _named(value, (*path, key))
-        else:
-            found[".".join(map(str, (*path, key)))] = _as_array(value)
-    return found
-
-
 def _as_array(value: Any) -> Any:
     return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
 
 
 def _flagged(arrays: Mapping[str, Any]) -> Any:
     """Return the ends of episodes by the flags of rows, None if there are none."""
-    flags = [a.reshape(len(a), -1).any(1) for n, a in arrays.items() if n.rpartition(".")[2] in _FLAGS and a.ndim]
-    if not flags or len({len(flag) for flag in flags}) > 1:
-        return None
-    ends = np.logical_or.reduce(flags)
-    ends[-1:] = True
-    return np.flatnonzero(ends) + 1
+    flags = [a for name, a in arrays.items() if name.rpartition(".")[2] in _FLAGS and a.ndim]
+    return ends_of(flags) if len({len(flag) for flag in flags}) == 1 else None

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     _Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
-__all__ = ["BlockCache", "OpenHandles", "RowCache", "new_rows"]
-
 T = TypeVar("T")
 
 
@@ -44,7 +42,7 @@ class BlockCache:
         self.max_bytes = max_bytes
         self.nbytes = 0
         """Bytes of the blocks kept now."""
-        self._blocks: OrderedDict[Hashable, Tensor] = OrderedDict()
+        self._blocks: OrderedDict[Hashable, Any] = OrderedDict()
         self._names = itertools.count()
         self._begin()
 
@@ -66,10 +64,10 @@ class BlockCache:
         """Return a name for the blocks of one column."""
         return next(self._names)
 
-    def get(self, key: Hashable, load: Callable[[], Tensor]) -> Tensor:
-        """Return a block, which is loaded if it is not here. The caller must not change it."""
+    def get(self, key: Hashable, load: Callable[[], T]) -> T:
+        """Return a block (a tensor or Arrow array), loaded if it is not here. The caller must not change it."""
         with self._lock:
-            found = self._blocks.get(key)
+            found: T | None = self._blocks.get(key)
             if found is not None:
                 self._blocks.move_to_end(key)
                 return found
@@ -77,7 +75,7 @@ class BlockCache:
         self.put(key, block)
         return block
 
-    def put(self, key: Hashable, block: Tensor) -> None:
+    def put(self, key: Hashable, block: Any) -> None:
         """Keep a block that was read, unless there is one with this key. The caller must not change it."""
         with self._lock:
             if key not in self._blocks and block.nbytes <= self.max_bytes:
@@ -89,7 +87,7 @@ class BlockCache:
     def take(self, key: Hashable) -> Tensor | None:
         """Return a block and forget it; None if it is not kept."""
         with self._lock:
-            found = self._blocks.pop(key, None)
+            found: Tensor | None = self._blocks.pop(key, None)
             self.nbytes -= 0 if found is None else found.nbytes
         return found
 

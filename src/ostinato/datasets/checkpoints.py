@@ -32,16 +32,6 @@ if TYPE_CHECKING:
     from ostinato.datasets.columns import DatasetColumn
     from ostinato.datasets.format import Reading
 
-__all__ = [
-    "OSTINATO",
-    "TORCHRL",
-    "SavedField",
-    "map_fields",
-    "read_checkpoint",
-    "rows_by_episode",
-    "saved_episodes",
-]
-
 _BUFFER, _STORAGE = "ostinato-buffer", "ostinato-storage"
 _ENSEMBLES = ("ostinato-ensemble", "ostinato-storages")
 _IN_ORDER = ("RoundRobinWriter", "TensorDictRoundRobinWriter", "ImmutableDatasetWriter")

@@ -10,35 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias,
 
 import numpy as np
 
+from ostinato.core.options import number_of
 from ostinato.errors import DamagedFileError, MissingFileError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable
     from pathlib import Path
 
-    from ostinato.datasets.lerobot_stats import Moments
-
-__all__ = [
-    "CHECKS",
-    "READ_ERRORS",
-    "WHOLE",
-    "Camera",
-    "Check",
-    "Examination",
-    "Faults",
-    "FirstFault",
-    "Pictures",
-    "Place",
-    "Severity",
-    "check_size",
-    "first_line",
-    "is_picture",
-    "read_file",
-    "read_object",
-    "sampled_episodes",
-    "sampled_frames",
-    "usual_rows",
-]
 
 T = TypeVar("T")
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -47,14 +25,8 @@ Severity: TypeAlias = Literal["error", "warning", "note"]
 """`error`: rows cannot be read, or are wrong. `warning`: probably a fault of the recording. `note`: good to know."""
 
 READ_ERRORS: tuple[type[Exception], ...] = (OSError, ValueError, RuntimeError, LookupError, TypeError, AttributeError)
-READ_ERRORS += (EOFError, ArithmeticError, MemoryError, SyntaxError, zipfile.BadZipFile, zlib.error)
+READ_ERRORS += (EOFError, ArithmeticError, MemoryError, SyntaxError, SystemError, zipfile.BadZipFile, zlib.error)
 """What libraries raise for damaged files."""
-
-_FRAMES_PER_EPISODE = 12
-_MOST_FRAMES = 2400
-"""Frames of each camera that are decoded unless all are."""
-_PLAUSIBLE_BYTES = 64 << 20
-_MOST_COMPRESSED = 2000
 
 
 class Check(NamedTuple):
@@ -144,27 +116,22 @@ WHOLE = Place()
 """The whole dataset."""
 
 
-@final
-class Pictures:
-    """Pictures that are stored encoded, one in each row.
+class WrongValueError(ValueError):
+    """A value of a column that is not what is expected.
 
     Args:
-        rows: what is stored, in any sequence.
-        decode: returns the picture that a row holds.
+        row: its row, counted from the first one of the column.
+        what: what is wrong.
+        check: the check that finds it.
     """
 
-    def __init__(self, rows: Any, decode: Callable[[Any], Any]) -> None:
-        self._rows, self._decode = rows, decode
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, row: int) -> Any:
-        return self._decode(self._rows[row])
+    def __init__(self, row: int, what: str, check: str = "dtype-mismatch") -> None:
+        super().__init__(what)
+        self.row, self.check = row, check
 
 
 class Faults(Protocol):
-    """Takes faults. What adds one goes on with what it can still read, unless `add` raises."""
+    """Takes faults: `FirstFault` or `Examination`. What adds one goes on with what it can read, unless `add` raises."""
 
     def add(self, check: str, message: str, place: Place = WHOLE, *, severity: Severity | None = None) -> None:
         """Add what a check has found; its severity is the usual one of the check unless given."""
@@ -189,107 +156,9 @@ class FirstFault:
             DamagedFileError: for all other errors.
         """
         if (severity or CHECKS[check].severity) == "error":
-            msg = f"{self._root / (place.file or '')}: {message}"
+            row = "" if place.frame is None else f", episode {place.episode}, frame {place.frame}"
+            msg = f"{self._root / (place.file or '')}{row}: {message}"
             raise (MissingFileError if check == "file-missing" else DamagedFileError)(msg)
-
-
-class Camera(Protocol):
-    """An examination of the pictures of one camera."""
-
-    name: str
-    decoded: int
-    """Number of pictures seen."""
-
-    @property
-    def brightness(self) -> Array:
-        """Mean of each picture seen, from 0 to 255 `[n]`."""
-
-    def episode(
-        self, number: int, rows: int, start: int, frames: Iterable[tuple[int, Array]], file: str | None
-    ) -> None:
-        """Examine pictures of one episode.
-
-        Args:
-            number: position of the episode.
-            rows: its number of rows.
-            start: its first row in the dataset.
-            frames: rows of the episode and their pictures, gray uint8 `[H, W]`, in ascending order.
-            file: where they lie.
-        """
-
-
-class Examination(Faults, Protocol):
-    """An examination of a dataset by the doctor, to which the module of a format shows what the files hold."""
-
-    full: bool
-    """Whether all pictures are looked at; else some of each episode."""
-    fps: float | None
-    """Rows per second, where the format knows."""
-    decoded: str
-    """Which pictures were looked at, in words, where a format says more than their number."""
-    end_flags: bool
-    """Whether `done`, `terminated` and `truncated` may only be set in the last row of an episode."""
-
-    @property
-    def total(self) -> int:
-        """Rows of the episodes shown so far."""
-
-    def expect(self, episodes: int) -> None:
-        """Begin a pass over so many episodes."""
-
-    def episode(self, number: int, arrays: Mapping[str, Any], rows: int, file: str | None = None) -> dict[str, Any]:
-        """Examine the numbers of an episode.
-
-        Args:
-            number: its position.
-            arrays: arrays `[n, ...]` by name, of any library, or `Pictures`; `n` may differ between them.
-            rows: its number of rows.
-            file: where it lies.
-
-        Returns:
-            The arrays that hold pictures, if those of this episode are to be looked at: see `look`.
-        """
-
-    def look(
-        self, name: str, picture: Callable[[int], Any], number: int, rows: int, start: int, file: str | None
-    ) -> None:
-        """Examine pictures of a camera in one episode.
-
-        Args:
-            name: the camera.
-            picture: returns the picture of a row of the episode: `[H, W, C]`, `[C, H, W]` or gray `[H, W]`.
-            number: position of the episode.
-            rows: its number of pictures.
-            start: its first row in the dataset.
-            file: where they lie.
-        """
-
-    def whole(self, arrays: Mapping[str, Any], ends: Sequence[int], file: str | None = None) -> None:
-        """Examine arrays that hold the rows of all episodes.
-
-        Args:
-            arrays: arrays `[rows, ...]` by name.
-            ends: the row after the last one of each episode.
-            file: where they lie.
-        """
-
-    def camera(self, name: str) -> Camera:
-        """Return the examination of a camera, for frames that come one after the other."""
-
-    def steps(self) -> Callable[[int, int], None]:
-        """Begin a pass; return what is called with the number of its items done and their total."""
-
-    def moments(self, name: str) -> Moments | None:
-        """Return the statistics of a field, None if it was not shown."""
-
-    def add_jitter(self, milliseconds: float) -> None:
-        """Note the largest distance of a step in time from the usual one in an episode, for plots."""
-
-    def zero_share(self, name: str) -> float:
-        """Return the share of rows of a field that are all zeros, of evenly spaced ones."""
-
-    def is_state(self, name: str) -> bool:
-        """Whether a field holds observations."""
 
 
 def first_line(error: BaseException) -> str:
@@ -317,43 +186,24 @@ def read_object(root: Path, place: Place, faults: Faults) -> dict[str, Any] | No
     return None
 
 
+def check_fields(names: Collection[str], needed: Iterable[str], whose: str, place: Place, faults: Faults) -> None:
+    """Check that there are fields, or fields below them; `whose` they are is for the message."""
+    for name in needed:
+        if name not in names and not any(key.startswith(f"{name}/") for key in names):
+            faults.add("field-missing", f"{whose} has no {name}", place._replace(field=name))
+
+
+def check_numbers(found: Array, expected: Any, name: str, place: Place, faults: Faults) -> None:
+    """Compare the numbers of rows `[n]` in a field with those expected, `[n]` or one for all."""
+    wrong = np.flatnonzero(found != expected)
+    if wrong.shape[0]:
+        at = int(wrong[0])
+        value = np.broadcast_to(expected, found.shape)[at]
+        text = f"{name} is {found[at]} where {value} is expected ({number_of(wrong.shape[0], 'row')} off)"
+        faults.add("index-order", text, place._replace(frame=at, field=name))
+
+
 def usual_rows(sizes: Iterable[int]) -> int:
     """Return the number of rows that most arrays have, 0 if there are none."""
     counts = Counter(sizes)
     return int(counts.most_common(1)[0][0]) if counts else 0
-
-
-def is_picture(shape: tuple[int, ...], dtype: Any) -> bool:
-    """Whether an array `[rows, ...]` holds pictures: three dimensions, of which one is of colors."""
-    if len(shape) != 4 or min(shape[1:]) > 4 or np.dtype(dtype).kind not in "uf":
-        return False
-    sides = sorted(shape[1:])
-    return sides[0] in {1, 3, 4} and sides[1] >= 8
-
-
-def check_size(array: Any) -> None:
-    """Check that an array of HDF5 can be as large as it says: a damaged header may ask for all memory.
-
-    Raises:
-        ValueError: if its values cannot be in the bytes that the file has for it.
-    """
-    number: Any = getattr(array, "id", None)
-    if not hasattr(number, "get_storage_size"):
-        return
-    nbytes, stored = int(array.nbytes), int(number.get_storage_size())
-    if nbytes > _PLAUSIBLE_BYTES and nbytes > _MOST_COMPRESSED * stored:
-        msg = f"it should hold {nbytes:,} bytes, the file has {stored:,} for it"
-        raise ValueError(msg)
-
-
-def sampled_episodes(count: int, *, full: bool) -> list[int]:
-    """Return the positions of episodes whose frames are decoded: evenly spaced, all if `full`."""
-    most = _MOST_FRAMES // _FRAMES_PER_EPISODE
-    return list(range(count)) if full or count <= most else np.linspace(0, count - 1, most).astype(int).tolist()
-
-
-def sampled_frames(length: int, *, full: bool) -> list[int]:
-    """Return the rows of an episode whose frames are decoded: evenly spaced with both ends, all if `full`."""
-    if full or length <= _FRAMES_PER_EPISODE:
-        return list(range(length))
-    return sorted(set(np.linspace(0, length - 1, _FRAMES_PER_EPISODE).astype(int).tolist()))

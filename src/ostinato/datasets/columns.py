@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, final, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, final
 
 import numpy as np
 import torch
@@ -12,25 +12,12 @@ import torch
 from ostinato.core.rows import as_bits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
     from ostinato.datasets.cache import BlockCache
-
-__all__ = [
-    "Announced",
-    "BlockColumn",
-    "BlockSource",
-    "DatasetColumn",
-    "DenseColumn",
-    "MovedColumn",
-    "ReadTogether",
-    "RowMemory",
-    "RowSource",
-    "TensorColumn",
-    "TextColumn",
-]
+    from ostinato.datasets.parquet import EpisodeFiles
 
 T = TypeVar("T")
 
@@ -58,7 +45,11 @@ class DatasetColumn(Protocol):
 
 
 class BlockSource(Protocol):
-    """Reads blocks of consecutive rows of one field from files."""
+    """Reads blocks of consecutive rows of one field from files.
+
+    It may have `read_rows`, too, which takes rows, int64 `[n]` in any order, and returns them, or None if they must be
+    read in blocks: files may hold rows at known places, where single rows cost less than blocks.
+    """
 
     @property
     def dtype(self) -> torch.dtype:
@@ -81,18 +72,6 @@ class BlockSource(Protocol):
 
     def close(self) -> None:
         """Close files; the next read opens them again."""
-
-
-@runtime_checkable
-class RowSource(Protocol):
-    """A `BlockSource` whose files may hold rows at known places, where single rows cost less than blocks."""
-
-    def read_rows(self, rows: Tensor) -> Tensor | None:
-        """Read rows, int64 `[n]`, in any order; None if they must be read in blocks.
-
-        Raises:
-            DamagedFileError: naming the file.
-        """
 
 
 @final
@@ -126,48 +105,48 @@ class TensorColumn:
 
 @final
 class MovedColumn:
-    """Another column, read at other rows: the observation after a step, or a field of every episode.
+    """Another column, read at other rows (the observation after a step), or whether one of two flags is set.
 
     Args:
         column: the column that is read.
-        move: takes rows, int64 `[n]`, and returns those of `column`, int64 `[n]`. Must be picklable.
+        move: takes rows, int64 `[n]`, and returns those of `column`, int64 `[n]`. Must be picklable. None: the same.
+        other: another column of flags with the same rows; the result is bool then. None for the values of `column`.
     """
 
-    def __init__(self, column: DatasetColumn, move: Callable[[Tensor], Tensor]) -> None:
-        self.column = column
-        self.move = move
+    def __init__(
+        self,
+        column: DatasetColumn,
+        move: Callable[[Tensor], Tensor] | None = None,
+        other: DatasetColumn | None = None,
+    ) -> None:
+        self.columns = (column,) if other is None else (column, other)
+        """The columns that are read."""
+        self._move = move
 
     @property
     def dtype(self) -> torch.dtype:
         """Dtype of the field."""
-        return self.column.dtype
+        return torch.bool if len(self.columns) > 1 else self.columns[0].dtype
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the field in one row."""
-        return self.column.shape
+        return self.columns[0].shape
 
     def start(self, rows: Tensor) -> Callable[[], Tensor]:
         """Begin to read rows; see `DatasetColumn`."""
-        return self.column.start(self.move(rows))
+        moved = rows if self._move is None else self._move(rows)
+        reads = [column.start(moved) for column in self.columns]
+        return reads[0] if len(reads) == 1 else lambda: reads[0]().bool() | reads[1]().bool()
+
+    def on(self, columns: Sequence[DatasetColumn]) -> MovedColumn:
+        """Return this column as it reads others in the place of `columns`."""
+        return MovedColumn(columns[0], self._move, *columns[1:])
 
     def close(self) -> None:
         """Close files."""
-        self.column.close()
-
-
-class ReadTogether(Protocol):
-    """Columns whose blocks one read of a file can bring."""
-
-    def announce(self, name: int) -> Announced:
-        """Expect that blocks of the column with this name will be read, until what it returns is settled or dropped."""
-
-
-class Announced(Protocol):
-    """A column that will be read."""
-
-    def settle(self) -> None:
-        """Its blocks have been read."""
+        for column in self.columns:
+            column.close()
 
 
 @final
@@ -179,12 +158,11 @@ class BlockColumn:
     Args:
         source: reads blocks.
         cache: keeps the blocks read last, of all columns of a dataset.
-        together: the columns that are read with this one, when all of them are started first; None if there are none.
+        together: the files whose columns are read with this one, when all of them are started first; None for none.
     """
 
-    def __init__(self, source: BlockSource, cache: BlockCache, together: ReadTogether | None = None) -> None:
+    def __init__(self, source: BlockSource, cache: BlockCache, together: EpisodeFiles | None = None) -> None:
         self.source, self._together = source, together
-        self._rows = source if isinstance(source, RowSource) else None
         self._cache = cache
         self.name = cache.register()
         """Of the blocks in the cache: their keys are `(name, block)`."""
@@ -223,7 +201,8 @@ class BlockColumn:
         return self.source.load(block) if found is None else found
 
     def _read(self, rows: Tensor) -> Tensor:
-        found = None if self._rows is None else self._rows.read_rows(rows)
+        read_rows = getattr(self.source, "read_rows", None)
+        found: Tensor | None = None if read_rows is None else read_rows(rows)
         return self._read_blocks(rows) if found is None else found
 
     def _read_blocks(self, rows: Tensor) -> Tensor:

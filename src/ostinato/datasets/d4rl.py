@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ostinato._optional import require
 from ostinato.core.options import number_of
-from ostinato.datasets.arrays import same_rows
-from ostinato.datasets.checks import READ_ERRORS, Place
+from ostinato.datasets.arrays import ends_of, same_rows
+from ostinato.datasets.checks import READ_ERRORS, FirstFault, Place, check_fields
 from ostinato.datasets.columns import BlockColumn, MovedColumn
 from ostinato.datasets.dataset import Contents
 from ostinato.datasets.format import Format
@@ -27,14 +29,10 @@ from ostinato.datasets.stored import Ends, as_flags
 from ostinato.errors import DamagedFileError, KindError, OptionError, UsageError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from ostinato.core.rows import Path as Key
-    from ostinato.datasets.checks import Examination
     from ostinato.datasets.columns import DatasetColumn
+    from ostinato.datasets.examination import Examination
     from ostinato.datasets.format import Reading
-
-__all__ = ["FORMAT"]
 
 _KEYS: dict[str, Key] = {"observations": ("observation",), "actions": ("action",), "rewards": ("next", "reward")}
 _NEEDED = (*_KEYS, "terminals")
@@ -66,10 +64,7 @@ def read_d4rl(source: Any, reading: Reading) -> Contents:
     file = Hdf5File.find(source)
     names = file.names()
     found = set(names)
-    missing = [name for name in _NEEDED if name not in found]
-    if missing:
-        msg = f"{file} has no {', '.join(missing)}, which files of D4RL have"
-        raise DamagedFileError(msg)
+    check_fields(found, _NEEDED, "the file", Place(), FirstFault(Path(str(file))))
     rows = describe(file, "observations").shape[0]
     if not rows:
         msg = f"{file} has no rows: observations is empty"
@@ -185,9 +180,7 @@ def examine_d4rl(path: Path, look: Examination) -> str:
             )
             raise KindError(msg)
         arrays = {k: v for k, v in datasets_of(file).items() if not k.startswith(("metadata", "states"))}
-        for name in _NEEDED:
-            if name not in arrays and not any(key.startswith(f"{name}/") for key in arrays):
-                look.add("field-missing", "D4RL files have this array", Place(path.name, field=name))
+        check_fields(arrays, _NEEDED, "the file", Place(path.name), look)
         if "timeouts" not in arrays:
             text = "without timeouts, an episode that was cut off runs into the next one"
             look.add("flag-missing", text, Place(path.name, field="timeouts"))
@@ -199,14 +192,11 @@ def examine_d4rl(path: Path, look: Examination) -> str:
 
 def _flagged(arrays: dict[str, Any], rows: int) -> list[int]:
     """Return the row after the last one of each episode."""
-    flags = np.zeros(rows, bool)
+    flags = [np.zeros(rows, bool)]
     for name in _FLAGS:
-        try:
-            flags |= np.asarray(arrays[name][:]).reshape(rows, -1).any(1) if name in arrays else False
-        except READ_ERRORS:
-            continue  # the pass over all arrays reports it
-    flags[-1] = True
-    ends: list[int] = (np.flatnonzero(flags) + 1).tolist()
+        with contextlib.suppress(*READ_ERRORS):  # the pass over all arrays reports it
+            flags += [np.asarray(arrays[name][:])] if name in arrays else []
+    ends: list[int] = ends_of(flags).tolist()
     return ends
 
 

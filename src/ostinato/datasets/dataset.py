@@ -32,13 +32,9 @@ from ostinato.storages.table import Table
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import numpy as np
-
     from ostinato.core.records import Placement, Plan
     from ostinato.core.rows import Path
     from ostinato.datasets.columns import DatasetColumn
-
-__all__ = ["Contents", "DatasetStorage", "Fields", "chosen_fields"]
 
 Fields = Mapping[Any, Any] | Sequence[Any] | None
 """Fields of a dataset to keep: keys, or new keys and those of the dataset; None for all."""
@@ -272,7 +268,7 @@ class DatasetStorage(Storage):
         leaves, objects = payload.leaves, list(payload.objects)
         if len(batch) != 1:
             leaves = [x.reshape((*batch, *leaf.shape)) for x, leaf in zip(leaves, self._schema.leaves, strict=True)]
-            objects = [_shaped(x, batch) for x in objects]
+            objects = [texts.reshape(batch) for texts in objects]
         return self._schema.build(leaves, batch, self.device, objects)
 
     def read(self, index: Any, *, swap: bool = False) -> Any:  # noqa: ARG002 (one dimension)
@@ -394,10 +390,6 @@ class DatasetStorage(Storage):
             CheckpointError: if they are not.
         """
         self.check_state(state)
-
-
-def _shaped(values: np.ndarray[Any, Any], batch: tuple[int, ...]) -> np.ndarray[Any, Any]:
-    return values.reshape(batch)
 
 
 def _episode_numbers(episodes: Sequence[int] | slice | Tensor, count: int) -> Tensor:

@@ -18,7 +18,6 @@ import torch
 import xxhash
 
 from ostinato.datasets.columns import BlockColumn, DenseColumn, MovedColumn, TensorColumn
-from ostinato.datasets.stored import EitherColumn
 from ostinato.durable import files
 from ostinato.durable.files import LOCK_NAME, DirectoryLock
 from ostinato.errors import (
@@ -39,8 +38,6 @@ if TYPE_CHECKING:
     from ostinato.core.rows import Path as FieldPath
     from ostinato.datasets.columns import DatasetColumn
     from ostinato.datasets.dataset import Contents
-
-__all__ = ["DecodedFiles", "HeapRows", "decode_once", "fingerprint_of", "tables_of", "with_columns"]
 
 _MANIFEST = "ostinato-decoded.json"
 _VERSION = 1
@@ -89,28 +86,21 @@ def decode_once(
 
 def _parts_of(column: DatasetColumn) -> list[DatasetColumn]:
     """Return the columns to keep for one that may read others: tables, so that two fields share them, or itself."""
-    tables: list[DatasetColumn] = list(tables_of(column))
-    if isinstance(column, (TensorColumn, DenseColumn)):
-        return []
-    if isinstance(column, (MovedColumn, EitherColumn)):
-        return tables if _reads_tables(column) else [column]
-    return [column]
+    if isinstance(column, MovedColumn) and _in_tables(column):
+        return [*tables_of(column)]
+    return [] if isinstance(column, (TensorColumn, DenseColumn)) else [column]
 
 
-def _reads_tables(column: DatasetColumn) -> bool:
+def _in_tables(column: DatasetColumn) -> bool:
     if isinstance(column, MovedColumn):
-        return _reads_tables(column.column)
-    if isinstance(column, EitherColumn):
-        return _reads_tables(column.first) and _reads_tables(column.second)
+        return all(map(_in_tables, column.columns))
     return isinstance(column, (BlockColumn, TensorColumn, DenseColumn))
 
 
 def tables_of(column: DatasetColumn) -> list[BlockColumn]:
     """Return the tables in files that a column reads."""
     if isinstance(column, MovedColumn):
-        return tables_of(column.column)
-    if isinstance(column, EitherColumn):
-        return [*tables_of(column.first), *tables_of(column.second)]
+        return [table for inner in column.columns for table in tables_of(inner)]
     return [column] if isinstance(column, BlockColumn) else []
 
 
@@ -125,9 +115,7 @@ def _with(column: DatasetColumn, kept: Mapping[int, DatasetColumn]) -> DatasetCo
     if id(column) in kept:
         return kept[id(column)]
     if isinstance(column, MovedColumn):
-        return MovedColumn(_with(column.column, kept), column.move)
-    if isinstance(column, EitherColumn):
-        return EitherColumn(_with(column.first, kept), _with(column.second, kept))
+        return column.on([_with(inner, kept) for inner in column.columns])
     return column
 
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from ostinato.datasets.dataset import DatasetStorage
     from ostinato.durable.progress import ProgressOption
 
-__all__ = ["ExportOptions", "ExportReport", "write_dataset"]
-
 
 class ExportOptions(TypedDict, total=False):
     """Options of `export` that belong to some formats."""

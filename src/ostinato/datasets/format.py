@@ -13,11 +13,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ostinato.datasets.cache import BlockCache
-    from ostinato.datasets.checks import Examination
     from ostinato.datasets.dataset import Contents, DatasetStorage
+    from ostinato.datasets.examination import Examination
     from ostinato.durable.progress import Progress
-
-__all__ = ["Format", "Reading", "Writing"]
 
 
 @dataclass(frozen=True)

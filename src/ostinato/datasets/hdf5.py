@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
@@ -9,30 +11,25 @@ import numpy as np
 import torch
 
 from ostinato._optional import require
+from ostinato.core.kinds import show_path
+from ostinato.core.options import check_choice
 from ostinato.datasets.cache import OpenHandles
 from ostinato.datasets.checks import READ_ERRORS
+from ostinato.datasets.format import Writing
 from ostinato.datasets.stored import BLOCK_BYTES, Pieces, as_block, name_rows, torch_dtype
+from ostinato.datasets.transitions import Transitions, with_nested_names
 from ostinato.durable.files import OpenFile, read_pieces
 from ostinato.durable.progress import PARTS, counted
-from ostinato.errors import DamagedFileError, OstinatoError, UsageError
+from ostinato.errors import DamagedFileError, OptionError, OstinatoError, SchemaError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import Tensor
 
-__all__ = [
-    "Hdf5File",
-    "Hdf5Source",
-    "Stored",
-    "datasets_of",
-    "describe",
-    "is_hdf5",
-    "plain_values",
-    "read_all",
-    "read_part",
-    "resembles_hdf5",
-]
+    from ostinato.core.rows import Path as FieldPath
+    from ostinato.datasets.dataset import DatasetStorage
+    from ostinato.durable.progress import Progress
 
 _UNKNOWN, _IN_BLOCKS = -1, -2
 _SMALL = 16
@@ -436,3 +433,162 @@ class Hdf5Source:
     def close(self) -> None:
         """Close the file; the next read opens it again."""
         self._file.close()
+
+
+_CHUNK_BYTES = 32 << 20
+
+
+# -- writing -----------------------------------------------------------------------------------------------------------
+
+
+def _d4rl_names(rows: Transitions) -> dict[str, FieldPath]:
+    """Return fields by their names in a file of D4RL.
+
+    Raises:
+        SchemaError: if rows have several observations or actions.
+    """
+    for leaves in (rows.observations, rows.actions):
+        if len(leaves) > 1 or len(leaves[0].path) > 1:
+            msg = (
+                f"D4RL holds one array of observations and one of actions, rows have {show_path(leaves[0].path)}: "
+                "choose one of each with fields=, or use layout='robomimic'"
+            )
+            raise SchemaError(msg)
+    names: dict[FieldPath, str] = {
+        ("observation",): "observations",
+        ("action",): "actions",
+        ("next", "reward"): "rewards",
+        ("next", "observation"): "next_observations",
+    }
+    others = {path: _joined(("infos", *path[1:]) if path[0] == "info" else path) for path in rows.leaves}
+    return _named(rows, {**others, **names}, ("terminals", "timeouts"))
+
+
+def _robomimic_names(rows: Transitions) -> dict[str, FieldPath]:
+    """Return fields by their names in a demonstration of robomimic.
+
+    Raises:
+        SchemaError: if rows have several actions.
+    """
+    if len(rows.actions[0].path) > 1:
+        msg = (
+            f"robomimic holds one array of actions, rows have {show_path(rows.actions[0].path)}: choose it with fields="
+        )
+        raise SchemaError(msg)
+    names: dict[FieldPath, str] = {}
+    known: dict[FieldPath, str] = {("action",): "actions", ("next", "reward"): "rewards"}
+    for path in rows.leaves:
+        inner, prefix = (path[1:], "next_obs") if path[:2] == ("next", "observation") else (path, "obs")
+        if inner[0] == "observation":
+            names[path] = _joined((prefix, *(inner[1:] or ("state",))))
+        else:
+            names[path] = known.get(path) or _joined(path)
+    return _named(rows, names, ("dones",))
+
+
+def _joined(path: FieldPath) -> str:
+    bad = [key for key in path if "/" in str(key) or key in {"", ".", ".."}]
+    if bad:
+        msg = f"names in HDF5 have no '/', got {bad[0]!r} in {show_path(path)}: rename it with fields="
+        raise SchemaError(msg)
+    return "/".join(map(str, path))
+
+
+def _named(rows: Transitions, names: dict[FieldPath, str], own: tuple[str, ...]) -> dict[str, FieldPath]:
+    """Return fields by their names in the file, without flags.
+
+    Raises:
+        SchemaError: if two have one name.
+    """
+    found: dict[str, FieldPath] = {}
+    for path in (*rows.leaves, *rows.texts):
+        if path in rows.flag_paths:
+            continue
+        name = names.get(path) or _joined(path)
+        taken = next((other for other in (*found, *own) if (other + "/").startswith(name + "/")), None)
+        taken = taken or next((other for other in (*found, *own) if (name + "/").startswith(other + "/")), None)
+        if taken is not None:
+            msg = f"{show_path(path)} would be {name} in the file, where {taken} is: rename it with fields="
+            raise SchemaError(msg)
+        found[name] = path
+    return found
+
+
+class _Writer(NamedTuple):
+    """Writes the rows of a dataset to a file."""
+
+    rows: Transitions
+    names: dict[str, FieldPath]
+    """Fields by their names in a group of the file."""
+    compression: str | None
+    env_args: dict[str, Any] | None = None
+    """How robomimic makes the environment."""
+
+    def d4rl(self, path: Path, progress: Progress) -> None:
+        """Write a file with one array for each field."""
+        with require("h5py", "h5").File(path, "w") as file:
+            flags = {"terminals": self.rows.terminated, "timeouts": self.rows.truncated}
+            self._write(file, 0, len(self.rows.dataset), flags, progress)
+
+    def robomimic(self, path: Path, progress: Progress) -> None:
+        """Write a file with a group for each episode."""
+        flags = {"dones": self.rows.terminated.astype(np.uint8)}
+        with require("h5py", "h5").File(path, "w") as file:
+            data = file.create_group("data")
+            data.attrs["total"] = len(self.rows.dataset)
+            data.attrs["env_args"] = json.dumps(self.env_args or {})
+            for episode, (first, last) in enumerate(self.rows.spans()):
+                group = data.create_group(f"demo_{episode}")
+                group.attrs["num_samples"] = last - first
+                self._write(group, first, last, flags, progress)
+
+    def _write(self, group: Any, first: int, last: int, flags: dict[str, Any], progress: Progress) -> None:
+        """Write the rows `[first, last)` in chunks, and flags, which are those of all rows."""
+        create = partial(group.create_dataset, compression=self.compression)
+        for name, values in flags.items():
+            create(name, data=values[first:last])
+        targets = {}
+        for name, path in self.names.items():
+            text = path in self.rows.texts
+            dtype = require("h5py", "h5").string_dtype() if text else self.rows.rows(path, 0, 1).dtype
+            shape = () if text else self.rows.leaves[path].shape
+            targets[name] = create(name, shape=(last - first, *shape), dtype=dtype)
+        size = max(1, _CHUNK_BYTES // max(1, *(leaf.nbytes for leaf in self.rows.leaves.values())))
+        for at in range(first, last, size):
+            end = min(at + size, last)
+            for name, path in self.names.items():
+                targets[name][at - first : end - first] = self.rows.rows(path, at, end)
+            progress.advance(end - at)
+
+
+def _prepare_hdf5(dataset: DatasetStorage, given: Mapping[str, Any]) -> Callable[[Path, Progress], None]:
+    """Make all checks of a dataset and the options; return what writes.
+
+    Raises:
+        OptionError: if an option is wrong.
+        SchemaError: if rows lack a field, or have one that the layout has no place for.
+        MissingExtraError: naming the extra to install.
+    """
+    layout = check_choice("layout", given.get("layout", "robomimic"), ("robomimic", "d4rl"))
+    compression = check_choice("compression", given.get("compression", "none"), ("none", "gzip", "lzf"))
+    require("h5py", "h5")
+    packed, env_args = None if compression == "none" else compression, given.get("env_args")
+    dataset = with_nested_names(dataset, infos=False)
+    if layout == "d4rl":
+        if env_args is not None:
+            msg = "env_args is for layout='robomimic', D4RL has no place for it: leave it out"
+            raise OptionError(msg)
+        rows = Transitions(dataset, "D4RL")
+        return _Writer(rows, _d4rl_names(rows), packed).d4rl
+    try:
+        valid = env_args is None or (isinstance(env_args, dict) and json.dumps(env_args, allow_nan=False))
+    except (TypeError, ValueError):
+        valid = False
+    if not valid:
+        msg = f"env_args must be a dict of JSON values, got {str(env_args)[:200]}"
+        raise OptionError(msg)
+    rows = Transitions(dataset, "robomimic", reward=False)
+    return _Writer(rows, _robomimic_names(rows), packed, env_args).robomimic
+
+
+WRITE = Writing("hdf5", ("layout", "env_args", "compression"), _prepare_hdf5, is_file=True)

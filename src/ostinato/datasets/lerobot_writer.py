@@ -17,8 +17,7 @@ from ostinato.core.kinds import show_path
 from ostinato.core.options import check_choice, check_integer, check_number
 from ostinato.core.processes import kept_scheduling
 from ostinato.datasets.format import Writing
-from ostinato.datasets.lerobot_stats import FrameStats, describe_values, merged
-from ostinato.datasets.transitions import marks_ends
+from ostinato.datasets.transitions import marks_ends, read_rows, spans_of
 from ostinato.errors import KeyMissingError, KindError, OptionError, SchemaError
 
 if TYPE_CHECKING:
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
     from ostinato.datasets.dataset import DatasetStorage
     from ostinato.durable.progress import Progress
 
-__all__ = ["WRITE"]
-
 CODECS = {
     "h264": ("libx264", {"crf": "23", "preset": "fast", "bf": "0"}),
     "av1": ("libsvtav1", {"crf": "30", "preset": "8"}),
@@ -40,10 +37,25 @@ CODECS = {
 """Encoders and their options by the names of `codec`."""
 
 _NUMBERED = {"frame_index": "int64", "episode_index": "int64", "index": "int64", "task_index": "int64"}
-_INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
-_DTYPES = frozenset(("float16", "float32", "float64", "bool", *_INTEGERS))
+NUMBERS = (
+    "float16",
+    "float32",
+    "float64",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "bool",
+)
+"""Dtypes of features that are numbers."""
 _CHUNK_BYTES = 32 << 20
 _CHUNK_FILES = 1000
+_MOST_FRAMES, _SIDE = 100, 150
+"""Statistics of frames are those of so many of an episode, evenly apart, with at least so many pixels on a side."""
 _TOLERANCE_S = 1e-4
 _PATTERN = "chunk-{chunk_index:03d}/file-{file_index:03d}"
 
@@ -59,12 +71,25 @@ class LeRobotOptions:
     """The task of each episode."""
     task_path: FieldPath | None
     """The field of text that has the task of each row instead; None for none."""
-    images: str
-    codec: str
-    keyframe_interval: int
-    data_file_mb: float
-    video_file_mb: float
-    robot_type: str | None
+    images: str = "video"
+    codec: str = "h264"
+    keyframe_interval: int = 2
+    data_file_mb: float = 100
+    video_file_mb: float = 200
+    robot_type: str | None = None
+
+    def check(self) -> None:
+        """Check options whose values do not depend on the rows.
+
+        Raises:
+            OptionError: naming the option.
+        """
+        check_choice("images", self.images, ("video", "png"))
+        check_choice("codec", self.codec, tuple(CODECS))
+        check_integer("keyframe_interval", self.keyframe_interval, 1, OptionError)
+        for name in ("fps", "data_file_mb", "video_file_mb"):
+            what = "a positive number of " + ("rows per second" if name == "fps" else "megabytes")
+            check_number(name, getattr(self, name), what, lambda number: 0 < number < math.inf)
 
 
 class _Feature(NamedTuple):
@@ -173,7 +198,7 @@ def _feature(dataset: DatasetStorage, leaf: Leaf, options: LeRobotOptions) -> _F
         kind = "video" if options.images == "video" else "image"
         name = "observation.image" if path == ("observation",) else name
         return _Feature(name, path, kind, kind, (height, width, 3), last)
-    if dtype not in _DTYPES or len(leaf.shape) > 5 or 0 in leaf.shape:
+    if dtype not in NUMBERS or len(leaf.shape) > 5 or 0 in leaf.shape:
         msg = (
             f"{show_path(path)} is {dtype}{list(leaf.shape)}: LeRobot holds numbers of up to 5 dimensions, none 0. "
             "Leave it out with fields="
@@ -189,12 +214,6 @@ def _name(path: FieldPath) -> str:
         msg = f"names of LeRobot's features have no '/', got {name!r}: rename it with fields="
         raise SchemaError(msg)
     return "next.done" if name == "done" else name
-
-
-def _rows(dataset: DatasetStorage) -> Any:
-    import torch
-
-    return torch.arange(len(dataset), device="cpu")
 
 
 def _check_encoder(feature: _Feature, options: LeRobotOptions) -> None:
@@ -220,12 +239,12 @@ def _check_timestamps(dataset: DatasetStorage, fps: float) -> None:
     """Check that timestamps, where rows have them, are those of the frame rate."""
     if ("timestamp",) not in dataset.schema.paths:
         return
-    given: Any = dataset.field_at(_rows(dataset), ("timestamp",))
-    if given.numel() != len(dataset):
+    given = read_rows(dataset, ("timestamp",), 0, len(dataset))
+    if given.size != len(dataset):
         msg = f"timestamp must be one number of seconds per row, got {list(given.shape[1:])}: leave it out with fields="
         raise SchemaError(msg)
     steps = np.concatenate([np.arange(length) for length in dataset.episode_lengths.tolist()])
-    away = np.abs(given.reshape(-1).double().numpy() - steps / fps)
+    away = np.abs(given.reshape(-1).astype(np.float64) - steps / fps)
     worst = int(away.argmax())
     if away[worst] > _TOLERANCE_S:
         msg = (
@@ -254,8 +273,7 @@ class _Writer:
         self, dataset: DatasetStorage, features: list[_Feature], options: LeRobotOptions, folder: Path
     ) -> None:
         self._dataset, self._features, self._options, self._folder = dataset, features, options, folder
-        ends = dataset.episode_lengths.cumsum(0).tolist()
-        self._spans = list(zip([0, *ends[:-1]], ends, strict=True))
+        self._spans = spans_of(dataset)
         self._tasks: dict[str, int] = {}
         self._table = _Table(folder, [f for f in (*features, *_OWN) if f.kind != "video"], options.data_file_mb)
         self._videos = {f.name: _Video(folder, f, options) for f in features if f.kind == "video"}
@@ -274,7 +292,7 @@ class _Writer:
                 if feature.kind == "image":
                     columns[feature.name] = encoded
             else:
-                columns[feature.name] = self._read(feature.path, first, last)
+                columns[feature.name] = read_rows(self._dataset, feature.path, first, last)
         row, columns = self._numbered(episode, columns)
         for feature in (*self._features, *_OWN):
             if feature.kind == "value":
@@ -288,37 +306,33 @@ class _Writer:
         self._episodes.append(row)
         progress.advance(last - first)
 
-    def _read(self, path: FieldPath, first: int, last: int) -> Any:
-        import torch
-
-        found = self._dataset.field_at(torch.arange(first, last, device="cpu"), path)
-        return found.numpy() if isinstance(found, torch.Tensor) else found
-
     def _frames(self, feature: _Feature, first: int, last: int) -> tuple[list[bytes], dict[str, Array]]:
         """Write the frames of an episode to its video, or encode them as PNG."""
         size = max(1, _CHUNK_BYTES // math.prod(feature.shape))
-        stats, encoded = FrameStats(last - first), []
+        wanted = np.linspace(first, last - 1, min(last - first, _MOST_FRAMES)).round().astype(np.int64)
+        step = max(1, max(feature.shape) // _SIDE)
+        encoded, some = [], []
         for at in range(first, last, size):
-            frames = self._read(feature.path, at, min(at + size, last))
+            frames = read_rows(self._dataset, feature.path, at, min(at + size, last))
             frames = frames if feature.channels_last else frames.transpose(0, 2, 3, 1)
-            stats.add(frames)
+            some.append(frames[wanted[(wanted >= at) & (wanted < at + size)] - at, ::step, ::step])
             if feature.kind == "video":
                 self._videos[feature.name].write(np.ascontiguousarray(frames))
             else:
                 encoded += [_png(np.ascontiguousarray(frame)) for frame in frames]
-        return encoded, stats.result()
+        return encoded, describe_frames(np.concatenate(some))
 
     def _numbered(self, episode: int, columns: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the row of an episode, and its columns with those that LeRobot numbers."""
         first, last = self._spans[episode]
         count = last - first
         path = self._options.task_path
-        texts = [self._options.tasks[episode]] * count if path is None else self._read(path, first, last)
+        texts = [self._options.tasks[episode]] * count if path is None else read_rows(self._dataset, path, first, last)
         numbers = [self._tasks.setdefault(text, len(self._tasks)) for text in texts]
         steps = np.arange(count)
         times = (steps / self._options.fps).astype(np.float32)
         if ("timestamp",) in self._dataset.schema.paths:
-            times = self._read(("timestamp",), first, last).reshape(-1).astype(np.float32)
+            times = read_rows(self._dataset, ("timestamp",), first, last).reshape(-1).astype(np.float32)
         columns |= {
             "timestamp": times,
             "frame_index": steps,
@@ -365,6 +379,51 @@ class _Writer:
         }
 
 
+# -- statistics --------------------------------------------------------------------------------------------------------
+
+_QUANTILES = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
+
+Stats = dict[str, Array]
+Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+
+
+def describe_values(values: Array) -> Stats:
+    """Return the statistics of rows `[rows, *shape]`: `[*shape]` each, or `[1]` for single numbers."""
+    numbers = values.astype(np.float64)
+    numbers = numbers.reshape(len(values), *(values.shape[1:] or (1,)))
+    quantiles = np.quantile(numbers, list(_QUANTILES.values()), axis=0)
+    return {
+        "min": numbers.min(0),
+        "max": numbers.max(0),
+        "mean": numbers.mean(0),
+        "std": numbers.std(0),
+        "count": np.array([len(values)]),
+        **dict(zip(_QUANTILES, quantiles, strict=True)),
+    }
+
+
+def describe_frames(frames: Array) -> Stats:
+    """Return the statistics of frames, uint8 `[n, H, W, 3]`, for each color: `[3, 1, 1]` each, in `[0, 1]`."""
+    colors = [describe_values(frames[..., color].reshape(-1) / 255) for color in range(3)]
+    found = {name: np.stack([color[name] for color in colors]).reshape(3, 1, 1) for name in colors[0]}
+    return {**found, "count": np.array([len(frames)])}
+
+
+def merged(parts: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Return the statistics of all episodes from those of each. Quantiles are means, as LeRobot has them."""
+    names = [name for name in ("min", "max", "mean", "std", "count", *_QUANTILES) if name in parts[0]]
+    every = {name: np.array([part[name] for part in parts], np.float64) for name in names}
+    counts = every["count"].reshape(len(parts), -1)[:, 0]
+    weights = (counts / counts.sum()).reshape(-1, *[1] * (every["mean"].ndim - 1))
+    found: dict[str, Array] = {name: (values * weights).sum(0) for name, values in every.items() if name != "count"}
+    spread = every["std"] ** 2 + (every["mean"] - found["mean"]) ** 2
+    found |= {"min": every["min"].min(0), "max": every["max"].max(0), "std": np.sqrt((spread * weights).sum(0))}
+    return {**{name: value.tolist() for name, value in found.items()}, "count": [int(counts.sum())]}
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
 def _png(frame: Array) -> bytes:
     out = io.BytesIO()
     require("PIL.Image", "lerobot").fromarray(frame).save(out, format="PNG", compress_level=1)
@@ -388,11 +447,15 @@ def _write_tasks(path: Path, tasks: list[str]) -> None:
     pq.write_table(table.replace_schema_metadata({"pandas": json.dumps(pandas)}), path)
 
 
-def _place(folder: Path, number: int, suffix: str) -> tuple[Path, int, int]:
-    chunk, file = divmod(number, _CHUNK_FILES)
-    path = folder / f"{_PATTERN.format(chunk_index=chunk, file_index=file)}.{suffix}"
+def _place(number: int) -> dict[str, int]:
+    """Return the numbers in the path of a file."""
+    return {"chunk_index": number // _CHUNK_FILES, "file_index": number % _CHUNK_FILES}
+
+
+def _new_file(folder: Path, number: int, suffix: str) -> Path:
+    path = folder / f"{_PATTERN.format(**_place(number))}.{suffix}"
     path.parent.mkdir(parents=True, exist_ok=True)
-    return path, chunk, file
+    return path
 
 
 @final
@@ -413,14 +476,12 @@ class _Table:
         if self._writer is not None and self._bytes + table.nbytes > self._most:
             self.close()
         if self._writer is None:
-            path, _, _ = _place(self._folder, self._files, "parquet")
             self._schema = table.schema.with_metadata(self._metadata)
-            self._writer = pq.ParquetWriter(path, self._schema)
+            self._writer = pq.ParquetWriter(_new_file(self._folder, self._files, "parquet"), self._schema)
             self._files, self._bytes = self._files + 1, 0
         self._writer.write_table(table.cast(self._schema), row_group_size=max(1, table.num_rows))
         self._bytes += table.nbytes
-        chunk, file = divmod(self._files - 1, _CHUNK_FILES)
-        return {"data/chunk_index": chunk, "data/file_index": file}
+        return {f"data/{key}": value for key, value in _place(self._files - 1).items()}
 
     def close(self) -> None:
         """Close the file."""
@@ -481,7 +542,7 @@ class _Video:
 
     def _open(self) -> None:
         av = require("av", "lerobot")
-        path, _, _ = _place(self._folder, self._files, "mp4")
+        path = _new_file(self._folder, self._files, "mp4")
         self._files += 1
         height, width, _ = self._shape
         encoder, given = CODECS[self._options.codec]
@@ -498,12 +559,11 @@ class _Video:
 
     def end_episode(self) -> dict[str, Any]:
         """End an episode; return where its frames are."""
-        chunk, file = divmod(self._files - 1, _CHUNK_FILES)
         fps, begin, end = self._options.fps, self._begin, self._frames
         self._begin = end
         if self._bytes > self._options.video_file_mb * 1e6:
             self.close()
-        place = {"chunk_index": chunk, "file_index": file, "from_timestamp": begin / fps, "to_timestamp": end / fps}
+        place = {**_place(self._files - 1), "from_timestamp": begin / fps, "to_timestamp": end / fps}
         return {f"videos/{self._name}/{key}": value for key, value in place.items()}
 
     def close(self) -> None:
@@ -516,19 +576,6 @@ class _Video:
             self._frames = self._bytes = self._begin = 0
 
 
-def _check_options(options: LeRobotOptions) -> None:
-    """Check options whose values do not depend on the rows.
-
-    Raises:
-        OptionError: naming the option.
-    """
-    check_choice("images", options.images, ("video", "png"))
-    check_choice("codec", options.codec, tuple(CODECS))
-    check_integer("keyframe_interval", options.keyframe_interval, 1, OptionError)
-    for name in ("data_file_mb", "video_file_mb"):
-        check_number(name, getattr(options, name), "a positive number of megabytes", lambda size: 0 < size < math.inf)
-
-
 # -- options -----------------------------------------------------------------------------------------------------------
 
 
@@ -537,17 +584,8 @@ def _prepare_lerobot(dataset: DatasetStorage, given: Mapping[str, Any]) -> Calla
     if fps is None:
         msg = f"LeRobot needs the frame rate, which the source ({dataset.format}) does not know: give fps="
         raise OptionError(msg)
-    options = LeRobotOptions(
-        check_number("fps", fps, "a positive number of rows per second", lambda rate: 0 < rate < math.inf),
-        *_tasks(dataset, given),
-        given.get("images", "video"),
-        given.get("codec", "h264"),
-        given.get("keyframe_interval", 2),
-        given.get("data_file_mb", 100),
-        given.get("video_file_mb", 200),
-        given.get("robot_type"),
-    )
-    _check_options(options)
+    options = LeRobotOptions(fps, *_tasks(dataset, given), **{name: given[name] for name in _PLAIN if name in given})
+    options.check()
     for name in ("codec", "keyframe_interval", "video_file_mb"):
         if name in given and options.images == "png":
             msg = f"{name} is for images='video', and images='png' writes no video: leave it out"
@@ -579,18 +617,6 @@ def _tasks(dataset: DatasetStorage, given: Mapping[str, Any]) -> tuple[Sequence[
     return list(task), None
 
 
-WRITE = Writing(
-    "lerobot",
-    (
-        "fps",
-        "task",
-        "task_key",
-        "images",
-        "codec",
-        "keyframe_interval",
-        "data_file_mb",
-        "video_file_mb",
-        "robot_type",
-    ),
-    _prepare_lerobot,
-)
+_PLAIN = ("images", "codec", "keyframe_interval", "data_file_mb", "video_file_mb", "robot_type")
+"""Options that are used as they are given."""
+WRITE = Writing("lerobot", ("fps", "task", "task_key", *_PLAIN), _prepare_lerobot)

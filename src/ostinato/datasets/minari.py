@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,30 +15,40 @@ import torch
 
 from ostinato._optional import require
 from ostinato.core.options import number_of
-from ostinato.datasets.arrow import WrongValueError, to_array
-from ostinato.datasets.checks import READ_ERRORS, Pictures, Place, first_line, read_object, usual_rows
+from ostinato.datasets.checks import (
+    READ_ERRORS,
+    FirstFault,
+    Place,
+    WrongValueError,
+    check_fields,
+    first_line,
+    read_object,
+    usual_rows,
+)
 from ostinato.datasets.columns import BlockColumn, MovedColumn, TensorColumn, TextColumn
 from ostinato.datasets.dataset import Contents
+from ostinato.datasets.examination import Pictures
 from ostinato.datasets.format import Format
-from ostinato.datasets.hdf5 import datasets_of
+from ostinato.datasets.hdf5 import Hdf5File, Hdf5Source, datasets_of, describe
 from ostinato.datasets.minari_arrow import ArrowEpisodes, arrow_columns, arrow_files, declared_steps
-from ostinato.datasets.minari_hdf5 import Hdf5Episodes
 from ostinato.datasets.minari_writer import WRITE
-from ostinato.datasets.stored import EitherColumn, StoredRows
+from ostinato.datasets.parquet import to_array
+from ostinato.datasets.stored import StoredRows, decode_jpegs, decode_picture
 from ostinato.errors import DamagedFileError, SchemaError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from ostinato.core.rows import Path as Key
-    from ostinato.datasets.checks import Examination
     from ostinato.datasets.columns import BlockSource, DatasetColumn
+    from ostinato.datasets.examination import Examination
     from ostinato.datasets.format import Reading
 
-__all__ = ["FORMAT", "recognizes_minari"]
-
 _HDF5 = "main_data.hdf5"
+_SPACE_ERRORS: tuple[type[Exception], ...] = (AssertionError, *READ_ERRORS)
 _FLAGS = {"rewards": "reward", "terminations": "terminated", "truncations": "truncated"}
+_JPEG_ROWS = 8
+"""Pictures that are decoded together."""
 _STEPS = ("actions", *_FLAGS)
 _NEEDED = ("observations", *_STEPS)
 
@@ -161,7 +171,7 @@ def _space(metadata: dict[str, Any], name: str, folder: Path) -> Any:
         raise DamagedFileError(msg)
     try:
         return require("minari.serialization", "minari").deserialize_space(metadata[name])
-    except (ValueError, KeyError, TypeError, AssertionError, NotImplementedError) as error:
+    except _SPACE_ERRORS as error:
         msg = f"{folder / 'metadata.json'}: {name} cannot be read: {error!r}"
         raise DamagedFileError(msg) from error
 
@@ -204,7 +214,7 @@ def _contents(
             values, codes = np.unique(np.array(episodes.texts(parts, extra), dtype=object), return_inverse=True)
             column: DatasetColumn = TensorColumn(torch.from_numpy(codes.astype(np.int64)))
             for path, move in places:
-                texts[path] = TextColumn(values.tolist(), column if move is None else MovedColumn(column, move))
+                texts[path] = TextColumn(values.tolist(), MovedColumn(column, move))
             return
         column = BlockColumn(episodes.source(parts, extra, space), reading.cache)
         columns.update({path: column if move is None else MovedColumn(column, move) for path, move in places})
@@ -215,7 +225,7 @@ def _contents(
         add(leaf.parts, ("action", *leaf.path[1:]), 0, leaf.space)
     for name, key in _FLAGS.items():
         columns["next", key] = BlockColumn(episodes.source((name,), 0), reading.cache)
-    columns["next", "done"] = EitherColumn(columns["next", "terminated"], columns["next", "truncated"])
+    columns["next", "done"] = MovedColumn(columns["next", "terminated"], None, columns["next", "truncated"])
     infos, assumptions = episodes.infos()
     if episodes.others:
         assumptions.append(
@@ -224,6 +234,130 @@ def _contents(
     for parts, extra in infos.items():
         add(("infos", *parts), ("info", *(str(part) for part in parts)), extra)
     return Contents(f"minari {metadata['data_format']}", columns, lengths, texts, None, metadata, tuple(assumptions))
+
+
+# -- the file of HDF5 --------------------------------------------------------------------------------------------------
+
+
+@final
+class Hdf5Episodes:
+    """The episodes of `main_data.hdf5`.
+
+    Args:
+        path: the file.
+        numbers: episodes that are used.
+        count: episodes of the whole dataset, as its metadata says.
+        fields: observations and actions that each episode must have.
+
+    Raises:
+        DamagedFileError: if an episode is missing, or lacks a field.
+    """
+
+    def __init__(self, path: Path, numbers: Sequence[int], count: int, fields: Sequence[Key]) -> None:
+        if not path.is_file():
+            msg = f"{path} is missing: metadata.json says that the dataset is in HDF5"
+            raise DamagedFileError(msg)
+        self._file = Hdf5File(path)
+        self._groups = [f"episode_{number}" for number in numbers]
+        self._names: dict[str, set[str]] = {group: set() for group in self._groups}
+        self.others = 0
+        """Episodes in the file beyond the number in the metadata."""
+        for name in self._file.names():
+            group, _, rest = name.partition("/")
+            self.others += not rest and group.startswith("episode_") and group[8:].isdigit() and int(group[8:]) >= count
+            if group in self._names:
+                self._names[group].add(rest)
+        required = sorted({*_FLAGS, *map(_name, fields)})
+        for number, (group, names) in enumerate(self._names.items()):
+            check_fields(names, required, "the episode", Place(group, number), FirstFault(path))
+        self.lengths = self._file.row_counts([f"{group}/rewards" for group in self._groups])
+        """Steps of each episode, int64 `[episodes]`."""
+        wrong = np.flatnonzero(self.lengths < 1)
+        if wrong.shape[0]:
+            msg = f"{path}: {self._groups[wrong[0]]} has no steps: its dataset rewards must have one row or more"
+            raise DamagedFileError(msg)
+
+    def source(self, parts: Key, extra: int, space: Any = None) -> Hdf5Source:
+        """Return a field, whose parts are keys of dicts (text) and positions in tuples (int)."""
+        name, lengths = _name(parts), self.lengths + extra
+        if space is not None and getattr(space, "dtype", None) == np.uint8 and len(space.shape) > 1:
+            stored = describe(self._file, f"{self._groups[0]}/{name}")
+            if stored.dtype.hasobject or (stored.shape[1:] != space.shape and len(stored.shape) == 2):
+                shape, size = tuple(space.shape), int(np.prod(space.shape))
+                return Hdf5Source(
+                    self._file,
+                    self._groups,
+                    name,
+                    lengths,
+                    decode=partial(decode_jpegs, shape=shape),
+                    form=(np.dtype(np.uint8), shape),
+                    block_bytes=_JPEG_ROWS * size,
+                )
+        return Hdf5Source(self._file, self._groups, name, lengths)
+
+    def texts(self, parts: Key, extra: int) -> list[str]:
+        """Read all rows of a field of text.
+
+        Raises:
+            DamagedFileError: if an episode has no text there, or other rows.
+        """
+        h5py = require("h5py", "minari")
+        out: list[str] = []
+        for group, length in zip(self._groups, self.lengths, strict=True):
+            name = f"{group}/{_name(parts)}"
+            found = self._file.use(partial(_read_texts, h5py, name))
+            if found is None or len(found) != length + extra:
+                had = "no texts" if found is None else f"{len(found)} texts"
+                msg = f"{self._file}, {name} must be {length + extra} texts, there are {had}"
+                raise DamagedFileError(msg)
+            out += found
+        return out
+
+    def infos(self) -> tuple[dict[Key, int], list[str]]:
+        """Return the infos that are arrays, with their extra rows, and a sentence for each of the others."""
+        counts = Counter(name for names in self._names.values() for name in names if name.startswith("infos/"))
+        groups = {name.rpartition("/")[0] for name in counts}
+        first = self._names[self._groups[0]]
+        found: dict[Key, int] = {}
+        said: list[str] = []
+        for name in sorted(counts.keys() - groups):
+            if counts[name] != len(self._groups):
+                said.append(f"{name} is in {counts[name]} of {len(self._groups)} episodes, and is left out.")
+            elif name in first:
+                reason = self._is_left_out(name, found)
+                said += [] if reason is None else [f"{name} {reason}, and is left out."]
+        return found, said
+
+    def _is_left_out(self, name: str, found: dict[Key, int]) -> str | None:
+        """Add a field of infos to `found`, or return the reason why it cannot be read by rows."""
+        place = f"{self._groups[0]}/{name}"
+        rows = int(self._file.row_counts([place])[0])
+        if rows not in {self.lengths[0], self.lengths[0] + 1}:
+            return "does not have one row per step"
+        kind = describe(self._file, place).dtype
+        if kind.kind not in "biuf":
+            return f"does not hold numbers ({kind})"
+        parts = tuple(int(p[7:]) if _is_position(p) else p for p in name.split("/")[1:])
+        found[parts] = rows - int(self.lengths[0])
+        return None
+
+
+def _is_position(part: str) -> bool:
+    return part.startswith("_index_") and part[7:].isdigit()
+
+
+def _name(parts: Key) -> str:
+    return "/".join(f"_index_{part}" if isinstance(part, int) else str(part) for part in parts)
+
+
+def _read_texts(h5py: Any, name: str, group: Any) -> list[str] | None:
+    found = group[name]
+    if not isinstance(found, h5py.Dataset) or h5py.check_string_dtype(found.dtype) is None:
+        return None
+    try:
+        return list(found.asstr()[()])
+    except (OSError, UnicodeDecodeError):
+        return None
 
 
 # -- checks ------------------------------------------------------------------------------------------------------------
@@ -249,14 +383,16 @@ class _Examined:
         self._prefix = "data/" if (path / "data").is_dir() else ""
         self._look = look
         self._complete = True
-        self._shapes: dict[str, tuple[int, ...]] = {}
 
     def check(self) -> None:
         """Examine metadata and episodes."""
         look, place = self._look, Place(f"{self._prefix}metadata.json")
         metadata = read_object(self._root, place, look) or {}
         for name in ("observation", "action"):
-            self._shapes |= _shapes_of(_parsed(metadata.get(f"{name}_space")), f"{name}s")
+            with contextlib.suppress(DamagedFileError):  # opening the dataset tells it
+                for leaf in _leaves(_space(metadata, f"{name}_space", self._data), (f"{name}s",)):
+                    if type(leaf.space).__name__ == "Box":
+                        look.shapes[_name(leaf.parts)] = tuple(leaf.space.shape)
         with contextlib.ExitStack() as stack:
             found = self._groups(stack) if (self._data / _HDF5).exists() else self._tables()
             look.expect(len(found))
@@ -310,7 +446,7 @@ class _Examined:
                 continue
             if not len(values):
                 continue
-            shape = self._shapes.get(name)
+            shape = self._look.shapes.get(name)
             fits = shape is not None and values.shape[1] == np.prod(shape, dtype=np.int64)
             arrays[name] = values.reshape(-1, *(shape or ())) if fits else values
         about = Place(f"{self._prefix}{folder.name}/metadata.json", place.episode)
@@ -319,21 +455,13 @@ class _Examined:
     # -- one episode ---------------------------------------------------------------------------------------------------
 
     def _episode(self, arrays: dict[str, Any], declared: int | None, place: Place) -> None:
-        look, start, number = self._look, self._look.total, place.episode or 0
         steps = self._steps(arrays, declared, place)
-        for name, array in arrays.items():
-            shape = self._shapes.get(name)
-            if shape is not None and not isinstance(array, Pictures) and tuple(array.shape[1:]) != shape:
-                text = f"rows are {list(array.shape[1:])}, the space says {list(shape)}"
-                look.add("shape-mismatch", text, place._replace(field=name))
-        for name, array in look.episode(number, arrays, steps, place.file).items():
-            look.look(name, array.__getitem__, number, len(array), start, place.file)
+        self._look.episode(place.episode or 0, arrays, steps, place.file)
+        self._look.pictures()
 
     def _steps(self, arrays: dict[str, Any], declared: int | None, place: Place) -> int:
         """Check that all fields of an episode are there and belong together; return its steps."""
-        for name in _NEEDED:
-            if not any(key == name or key.startswith(f"{name}/") for key in arrays):
-                self._look.add("field-missing", "the episode lacks it", place._replace(field=name))
+        check_fields(arrays, _NEEDED, "the episode", place, self._look)
         sizes = {name: len(array) for name, array in arrays.items()}
         steps = usual_rows(size for name, size in sizes.items() if name.partition("/")[0] in _STEPS)
         for name, size in sizes.items():
@@ -356,32 +484,9 @@ def _read_group(file: Any, name: str, _: Place) -> _Read:
     return found, None if declared is None else int(declared)
 
 
-def _parsed(space: Any) -> Any:
-    """Return a space, which Minari writes as a text of JSON; None if it is something else."""
-    try:
-        return json.loads(space) if isinstance(space, str) else None
-    except (ValueError, RecursionError):
-        return None
-
-
-def _shapes_of(space: Any, name: str) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the boxes in a space by the names of their arrays."""
-    if not isinstance(space, dict):
-        return {}
-    inner = space.get("subspaces")
-    if isinstance(inner, dict):
-        return {key: shape for part in inner for key, shape in _shapes_of(inner[part], f"{name}/{part}").items()}
-    shape = space.get("shape")
-    if space.get("type") != "Box" or not isinstance(shape, list) or not all(isinstance(n, int) for n in shape):
-        return {}
-    return {name: tuple(shape)}
-
-
 def _decoded(picture: Any) -> Any:
-    """Return a JPEG, its bytes in an array or as `bytes`, as a picture `[H, W, 3]`."""
-    data = picture if isinstance(picture, bytes) else picture.tobytes()
-    with require("PIL.Image", "minari").open(io.BytesIO(data)) as image:
-        return np.asarray(image.convert("RGB"))
+    """Return a JPEG, its bytes in an array or as `bytes`, as a picture."""
+    return decode_picture(picture if isinstance(picture, bytes) else picture.tobytes(), "minari")
 
 
 def _holds_jpeg(array: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, final
@@ -10,9 +11,9 @@ import numpy as np
 
 from ostinato._optional import require
 from ostinato.datasets.cache import OpenHandles
-from ostinato.datasets.checks import FirstFault, Place, read_object
-from ostinato.datasets.jpeg import decode_jpegs
-from ostinato.datasets.stored import BLOCK_BYTES, Pieces, as_block, torch_dtype
+from ostinato.datasets.checks import FirstFault, Place, WrongValueError, read_object
+from ostinato.datasets.parquet import flat_values
+from ostinato.datasets.stored import BLOCK_BYTES, Pieces, as_block, decode_jpegs, torch_dtype
 from ostinato.durable.progress import PARTS, counted
 from ostinato.errors import DamagedFileError, MissingFileError
 
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
     from ostinato.core.rows import Path as Key
     from ostinato.datasets.checks import Faults
-
-__all__ = ["ArrowEpisodes", "arrow_columns", "arrow_files", "declared_steps"]
 
 _JPEG_ROWS = 8
 """Pictures that are decoded together."""
@@ -112,6 +111,16 @@ def _leaves(name: str, column: Any) -> Iterator[tuple[str, Any]]:
         yield from _leaves(f"{name}/{column.type.field(at).name}", column.field(at))
 
 
+def _leaf_fields(name: str, field: Any) -> Iterator[tuple[str, Any]]:
+    """Yield a field of a schema, or those of a struct, by their path."""
+    if not require("pyarrow.types", "minari").is_struct(field.type):
+        yield name, field
+        return
+    for at in range(field.type.num_fields):
+        inner = field.type.field(at)
+        yield from _leaf_fields(f"{name}/{inner.name}", inner)
+
+
 @final
 class ArrowEpisodes:
     """The episodes of a folder with a folder for each.
@@ -139,23 +148,16 @@ class ArrowEpisodes:
 
         self.lengths = np.array([steps(number) for number in counted(numbers, PARTS)], dtype=np.int64)
         """Steps of each episode, int64 `[episodes]`."""
-        self._schema = self._handles.use(self._folders[0], _schema)
+        schema = self._handles.use(self._folders[0], _schema)
+        self._fields = {name: found for field in schema for name, found in _leaf_fields(field.name, field)}
 
     def source(self, parts: Key, extra: int, space: Any = None) -> _ArrowSource:
         """Return a field, whose parts are keys of dicts (text) and positions in tuples (int)."""
-        field = self._field(parts)
+        field = self._fields.get("/".join(map(str, parts)))
+        if field is None:
+            msg = f"{self._folders[0]} has no field {'/'.join(map(str, parts))}"
+            raise DamagedFileError(msg)
         return _ArrowSource(self._handles, self._folders, self._kind, parts, field, self.lengths, extra, space)
-
-    def _field(self, parts: Key) -> Any:
-        field = None
-        for part in parts:
-            level = self._schema if field is None else field.type
-            place = level.get_field_index(str(part)) if hasattr(level, "get_field_index") else -1
-            if place < 0:
-                msg = f"{self._folders[0]} has no field {'/'.join(map(str, parts))}"
-                raise DamagedFileError(msg)
-            field = level.field(place)
-        return field
 
     def texts(self, parts: Key, extra: int) -> list[str]:
         """Read all rows of a field of text.
@@ -177,21 +179,14 @@ class ArrowEpisodes:
         """Return the infos that are arrays, with their extra rows, and a sentence for each of the others."""
         found: dict[Key, int] = {}
         said: list[str] = []
-        place = self._schema.get_field_index("infos")
-        if place >= 0:
-            self._add_infos(self._schema.field(place), (), found, said)
+        for name, field in self._fields.items():
+            if not name.startswith("infos/"):
+                continue
+            if _number_type(field.type) is None:
+                said.append(f"{name} does not hold numbers ({field.type}), and is left out.")
+            else:
+                found[tuple(name.split("/")[1:])] = 1
         return found, said
-
-    def _add_infos(self, field: Any, parts: Key, found: dict[Key, int], said: list[str]) -> None:
-        types = require("pyarrow.types", "minari")
-        if types.is_struct(field.type):
-            for position in range(field.type.num_fields):
-                inner = field.type.field(position)
-                self._add_infos(inner, (*parts, inner.name), found, said)
-        elif _number_type(field.type) is None:
-            said.append(f"infos/{'/'.join(map(str, parts))} does not hold numbers ({field.type}), and is left out.")
-        else:
-            found[parts] = 1
 
 
 def declared_steps(root: Path, place: Place, faults: Faults) -> int:
@@ -282,20 +277,17 @@ class _ArrowSource:
 
     def _numbers(self, array: Any, place: str) -> np.ndarray[Any, Any]:
         """Return a copy of an Arrow array, whose memory is that of the file."""
-        if array.null_count:
-            msg = f"{place}: {array.null_count} values are missing"
-            raise DamagedFileError(msg)
-        if self._is_jpeg:
+        if self._is_jpeg and not array.null_count:
             return decode_jpegs(array.to_pylist(), place, self.shape)
-        if _number_type(array.type) != self._numpy_dtype:
-            msg = f"{place}: the type is {array.type}, that of the first episode has numbers {self._numpy_dtype}"
-            raise DamagedFileError(msg)
-        flat = array.flatten() if hasattr(array.type, "list_size") else array
-        size = int(np.prod(self.shape, dtype=np.int64))
-        if len(flat) != len(array) * size or flat.null_count:
-            msg = f"{place}: a row has {array.type}, but {list(self.shape)} is expected, without missing values"
-            raise DamagedFileError(msg)
+        try:
+            flat, _ = flat_values(array, (math.prod(self.shape),) if self.shape else ())
+        except WrongValueError as error:
+            msg = f"{place}: {error}"
+            raise DamagedFileError(msg) from error
         numbers: np.ndarray[Any, Any] = flat.to_numpy(zero_copy_only=False)
+        if numbers.dtype != self._numpy_dtype:
+            msg = f"{place}: rows are {array.type}, those of the first episode are {self._numpy_dtype}"
+            raise DamagedFileError(msg)
         return np.array(numbers.reshape(len(array), *self.shape))
 
     def close(self) -> None:

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from ostinato.datasets.dataset import DatasetStorage
     from ostinato.durable.progress import Progress
 
-__all__ = ["WRITE"]
-
 _ID = re.compile(r"(?:[\w-]+/)*[\w-]+-v\d+")
 _REWARD: FieldPath = ("next", "reward")
 

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from ostinato.datasets.dataset import Contents, Fields
     from ostinato.durable.progress import ProgressOption
 
-__all__ = ["FORMATS", "format_of", "formats", "known_formats", "open_dataset", "registered"]
-
 DEFAULT_BYTES = 1 << 30
 _DENSE_SHARE = 4
 """Tables of at most this part of the budget are kept as tensors after the first read; larger ones block by block."""
@@ -190,7 +188,7 @@ def _recognize(source: Any) -> tuple[Any, Format]:
     for kind in known or formats():
         if kind.recognizes(path):
             return path, kind
-    names = ", ".join(kind.name for kind in formats())
+    names = ", ".join(known_formats())
     msg = f"the format of {path} is not recognized: known formats are {names}, and a mapping of arrays"
     raise KindError(msg)
 

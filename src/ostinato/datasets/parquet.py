@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, final
@@ -11,9 +10,10 @@ import numpy as np
 import torch
 
 from ostinato._optional import require
-from ostinato.datasets.arrow import WrongValueError, first_null, flat_values
 from ostinato.datasets.cache import OpenHandles
+from ostinato.datasets.checks import FirstFault, Place, WrongValueError, check_numbers
 from ostinato.datasets.columns import BlockColumn
+from ostinato.datasets.stored import decode_picture
 from ostinato.errors import DamagedFileError, MissingFileError
 
 if TYPE_CHECKING:
@@ -23,9 +23,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato.datasets.cache import BlockCache
+    from ostinato.datasets.lerobot import Episodes
     from ostinato.datasets.video import VideoFiles
-
-__all__ = ["EpisodeFiles", "NumberField", "PictureColumn", "TextBlocks"]
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -33,7 +32,7 @@ _OPEN_FILES = 16
 """Most files that stay open. Opening one reads its footer: 40 us; milliseconds and megabytes for 1000 row groups."""
 
 
-class _File(NamedTuple):
+class ParquetTable(NamedTuple):
     """An open Parquet file."""
 
     parquet: Any
@@ -57,15 +56,16 @@ class _File(NamedTuple):
         return {name: table.column(name).combine_chunks() for name in names}
 
 
-def _open(path: Path) -> _File:
+def open_table(path: Path) -> ParquetTable:
+    """Open a Parquet file."""
     source = require("pyarrow", "lerobot").OSFile(str(path))
     parquet = require("pyarrow.parquet", "lerobot").ParquetFile(source)
     footer = parquet.metadata
     counts = [footer.row_group(i).num_rows for i in range(footer.num_row_groups)]
-    return _File(parquet, np.array([0, *itertools.accumulate(counts)]), frozenset(parquet.schema_arrow.names))
+    return ParquetTable(parquet, np.array([0, *itertools.accumulate(counts)]), frozenset(parquet.schema_arrow.names))
 
 
-def _close(file: _File) -> None:
+def _close(file: ParquetTable) -> None:
     file.parquet.close(force=True)
 
 
@@ -82,7 +82,7 @@ class NumberField(NamedTuple):
     """bool `[n]`: the values from 0 that occur, all others raise; None for any."""
 
 
-class _Announced:
+class Announced:
     """A column that will be read; it is no longer among those pending when its read has ended, or was given up."""
 
     def __init__(self, name: str, pending: dict[int, str]) -> None:
@@ -108,10 +108,7 @@ class EpisodeFiles:
     the columns `episode_index` and `index`, where the file has them, belong to this episode. Thread-safe.
 
     Args:
-        paths: all files.
-        file_of: the file of each episode, a position in `paths`, int64 `[episodes]`. Episodes of a file are neighbours.
-        lengths: rows of each episode, int64 `[episodes]`.
-        numbers: the value of `episode_index` of each episode, int64 `[episodes]`.
+        episodes: where the rows of each episode lie. Episodes of a file are neighbours.
         indexed: whether `index` counts the rows of the dataset from 0; else it need only count up within an episode.
         said_by: the file that tells the lengths, for messages.
         cache: keeps what was read.
@@ -120,18 +117,9 @@ class EpisodeFiles:
         DamagedFileError: if the episodes of a file are not neighbours.
     """
 
-    def __init__(
-        self,
-        paths: Sequence[Path],
-        file_of: Ints,
-        lengths: Ints,
-        numbers: Ints,
-        *,
-        indexed: bool,
-        said_by: Path,
-        cache: BlockCache,
-    ) -> None:
-        self.paths, self.file_of, self.numbers, self.cache = paths, file_of, numbers, cache
+    def __init__(self, episodes: Episodes, *, indexed: bool, said_by: Path, cache: BlockCache) -> None:
+        self.paths, self.file_of, self.numbers = episodes.tables, episodes.file_of, episodes.numbers
+        self.cache, file_of, lengths = cache, episodes.file_of, episodes.lengths
         self.starts: Ints = np.concatenate([[0], np.cumsum(lengths)])
         """First row of each episode, and the number of rows: int64 `[episodes + 1]`."""
         first = np.concatenate([[0], np.flatnonzero(np.diff(file_of)) + 1])
@@ -139,7 +127,7 @@ class EpisodeFiles:
         if files.shape[0] != first.shape[0]:
             again = int(first[np.setdiff1d(np.arange(first.shape[0]), at)[0]])
             msg = (
-                f"{said_by}: episode {numbers[again]} lies in {paths[int(file_of[again])]}, apart from the episodes "
+                f"{said_by}: episode {self.numbers[again]} lies in {self.path_of(again)}, apart from the episodes "
                 "before it there: the episodes of a file must follow each other"
             )
             raise DamagedFileError(msg)
@@ -147,7 +135,7 @@ class EpisodeFiles:
         self._stops = dict(zip(file_of[first].tolist(), [*first[1:].tolist(), len(file_of)], strict=True))
         self._indexed, self._said_by = indexed, said_by
         self._known = np.zeros(len(lengths), dtype=bool)
-        self._handles: OpenHandles[_File] = OpenHandles(_open, _close, _OPEN_FILES)
+        self._handles: OpenHandles[ParquetTable] = OpenHandles(open_table, _close, _OPEN_FILES)
         self._fields = dict(_CHECKED)
         self._blocks: dict[str, int] = {}
         self._names: dict[int, str] = {}
@@ -175,7 +163,8 @@ class EpisodeFiles:
 
     def path_of(self, episode: int) -> Path:
         """Return the file of an episode."""
-        return self.paths[int(self.file_of[episode])]
+        found: Path = self.paths[int(self.file_of[episode])]
+        return found
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
@@ -187,9 +176,9 @@ class EpisodeFiles:
         self._names[column.name] = field.name
         return column
 
-    def announce(self, name: int) -> _Announced:
-        """Expect that a column will be read; see `ReadTogether`."""
-        return _Announced(self._names[name], self._pending)
+    def announce(self, name: int) -> Announced:
+        """Expect that a column will be read, until what this returns is settled or dropped."""
+        return Announced(self._names[name], self._pending)
 
     def load(self, episode: int, name: str) -> Tensor:
         """Read one column of an episode, `[rows, *shape]`. The columns announced now are read, too, into the cache.
@@ -205,7 +194,7 @@ class EpisodeFiles:
             self.cache.put((self._blocks[other], episode), found[other])
         return found[name]
 
-    def use(self, episode: int, action: Callable[[_File], Any]) -> Any:
+    def use(self, episode: int, action: Callable[[ParquetTable], Any]) -> Any:
         """Return `action(file)` of the file of an episode; see `load`."""
         path = self.path_of(episode)
         try:
@@ -222,26 +211,29 @@ class EpisodeFiles:
             )
             raise DamagedFileError(msg) from error
 
-    def _read(self, episode: int, file: _File, names: Sequence[str]) -> dict[str, Tensor]:
+    def _read(self, episode: int, file: ParquetTable, names: Sequence[str]) -> dict[str, Tensor]:
         """Read some columns of an episode from its open file, and check that they are rows of this episode."""
         if self._known[episode]:
             return self._rows(episode, file, names)
         self._check_count(episode, file)
         checked = [name for name in _CHECKED if name in file.names]
         found = self._rows(episode, file, list(dict.fromkeys([*names, *checked])))
+        faults, place = FirstFault(self.path_of(episode)), Place(episode=int(self.numbers[episode]))
         if "episode_index" in found:
-            self._check_episode(episode, found["episode_index"])
+            check_numbers(found["episode_index"].numpy(), self.numbers[episode], "episode_index", place, faults)
         if "index" in found:
-            self._check_index(episode, found["index"])
+            numbers = found["index"].numpy()
+            first = int(self.starts[episode]) if self._indexed else int(numbers[0])
+            check_numbers(numbers, np.arange(first, first + numbers.shape[0]), "index", place, faults)
         self._known[episode] = True
         return found
 
-    def check(self, episode: int, file: _File) -> None:
+    def check(self, episode: int, file: ParquetTable) -> None:
         """Raise `DamagedFileError` if the rows in an open file are not those of the episode."""
         if not self._known[episode]:
             self._read(episode, file, ())
 
-    def _rows(self, episode: int, file: _File, names: Sequence[str]) -> dict[str, Tensor]:
+    def _rows(self, episode: int, file: ParquetTable, names: Sequence[str]) -> dict[str, Tensor]:
         """Read some columns of an episode. Copy."""
         for name in names:
             self.raise_missing(name, file, episode)
@@ -259,7 +251,7 @@ class EpisodeFiles:
             return parts[0]
         return {name: torch.cat([part[name] for part in parts]) for name in names}
 
-    def _group(self, at: int, group: int, row: int, file: _File, names: Sequence[str]) -> dict[str, Tensor]:
+    def _group(self, at: int, group: int, row: int, file: ParquetTable, names: Sequence[str]) -> dict[str, Tensor]:
         """Return columns of a row group with rows of several episodes, which the cache keeps."""
         missing = [name for name in names if (self._groups, name, at, group) not in self.cache]
         found = self._decode(file.columns(missing, group), row) if missing else {}
@@ -282,7 +274,7 @@ class EpisodeFiles:
 
     # -- what is wrong -------------------------------------------------------------------------------------------------
 
-    def _check_count(self, episode: int, file: _File) -> None:
+    def _check_count(self, episode: int, file: ParquetTable) -> None:
         at = int(self.file_of[episode])
         first, stop = self._firsts[at], self._stops[at]
         rows, found = int(self.starts[stop] - self.starts[first]), int(file.bounds[-1])
@@ -293,28 +285,7 @@ class EpisodeFiles:
             msg = f"{self.paths[at]} has {found} rows, but {self._said_by} gives {rows} rows to {which}"
             raise DamagedFileError(msg)
 
-    def _check_episode(self, episode: int, found: Tensor) -> None:
-        wrong = (found != int(self.numbers[episode])).nonzero()
-        if wrong.shape[0]:
-            frame = int(wrong[0])
-            msg = (
-                f"{self.path_of(episode)} has a row of episode {int(found[frame])} where episode "
-                f"{self.numbers[episode]}, frame {frame}, should be: it does not agree with {self._said_by}"
-            )
-            raise DamagedFileError(msg)
-
-    def _check_index(self, episode: int, found: Tensor) -> None:
-        first = int(self.starts[episode]) if self._indexed else int(found[0])
-        wrong = (found != torch.arange(first, first + found.shape[0], device="cpu")).nonzero()
-        if wrong.shape[0]:
-            frame = int(wrong[0])
-            msg = (
-                f"{self.path_of(episode)} has index {int(found[frame])} in episode {self.numbers[episode]}, frame "
-                f"{frame}, where index {first + frame} should be: rows are missing, or in another order"
-            )
-            raise DamagedFileError(msg)
-
-    def raise_missing(self, name: str, file: _File, episode: int) -> None:
+    def raise_missing(self, name: str, file: ParquetTable, episode: int) -> None:
         """Raise `DamagedFileError` if a file lacks a column."""
         if name not in file.names:
             msg = (
@@ -395,53 +366,36 @@ class _Bytes:
         self.files, self.name, self.kind = files, name, kind
         self.key = files.cache.register()
 
-    def at(self, row: int, last: dict[tuple[int, int], Tensor]) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    def at(self, row: int, last: dict[tuple[int, int], Any]) -> bytes:
         """Return the bytes of a row. `last` holds the row group read last, empty at first."""
-        packed, at = self._group(row, self.files.episode_of(row), last)
-        count = int(packed[:8].view(torch.int64))
-        ends = packed[8 : 8 * (count + 2)].view(torch.int64)
-        data = packed[8 * (count + 2) :]
-        return data[int(ends[at]) : int(ends[at + 1])].numpy()
+        episode = self.files.episode_of(row)
+        at, before = int(self.files.file_of[episode]), self.files.first_row(episode)
 
-    def _group(self, row: int, episode: int, last: dict[tuple[int, int], Tensor]) -> tuple[Tensor, int]:
-        """Return the row group that has a row, and the position of the row in it.
-
-        The group is one tensor of bytes: the number of values, where each begins, the end, and their bytes.
-        """
-        at = int(self.files.file_of[episode])
-        before = self.files.first_row(episode)
-
-        def find(file: _File) -> tuple[Tensor, int]:
+        def find(file: ParquetTable) -> bytes:
             self.files.check(episode, file)
             group, start, _ = next(file.pieces(row - before, row - before + 1))
             if (at, group) not in last:
-                pack = partial(self._pack, file, group, before + int(file.bounds[group]), episode)
-                found = self.files.cache.get((self.key, at, group), pack)
+                read = partial(self._read, file, group, before + int(file.bounds[group]), episode)
+                found = self.files.cache.get((self.key, at, group), read)
                 last.clear()
                 last[at, group] = found
-            return last[at, group], start
+            value: bytes = last[at, group][start].as_buffer().to_pybytes()
+            return value
 
-        found: tuple[Tensor, int] = self.files.use(episode, find)
+        found: bytes = self.files.use(episode, find)
         return found
 
-    def _pack(self, file: _File, group: int, row: int, episode: int) -> Tensor:
+    def _read(self, file: ParquetTable, group: int, row: int, episode: int) -> Any:
+        """Return a row group as an Arrow array, whose first value is that of `row`."""
         self.files.raise_missing(self.name, file, episode)
-        arrow = require("pyarrow", "lerobot")
-        types, array = arrow.types, file.columns([self.name], group)[self.name]
-        array = array.dictionary_decode() if types.is_dictionary(array.type) else getattr(array, "storage", array)
-        if types.is_struct(array.type) and array.type.get_field_index("bytes") >= 0:
-            array = array.field("bytes")
-        large = types.is_large_binary(array.type) or types.is_large_string(array.type)
-        if not (large or types.is_binary(array.type) or types.is_string(array.type)):
-            self.files.raise_wrong(self.name, row, f"values are of type {array.type}, where {self.kind} is described")
+        try:
+            array = stored_bytes(file.columns([self.name], group)[self.name], self.kind)
+        except WrongValueError as error:
+            self.files.raise_wrong(self.name, row, str(error))
         if array.null_count:
             what = f"the row has no {self.kind} (null): values in files of their own are not read"
             self.files.raise_wrong(self.name, row + first_null(array), what)
-        _, offsets, data = array.buffers()
-        ends = np.frombuffer(offsets, np.int64 if large else np.int32)[array.offset : array.offset + len(array) + 1]
-        parts = [np.array([len(array)]), ends.astype(np.int64) - ends[0]]
-        values = np.empty(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)[ends[0] : ends[-1]]
-        return torch.from_numpy(np.concatenate([*(part.view(np.uint8) for part in parts), values]))
+        return array
 
 
 @final
@@ -459,11 +413,11 @@ class TextBlocks:
     def read(self, rows: Tensor) -> np.ndarray[Any, Any]:
         """Return the texts of rows, an object array `[n]`."""
         wanted, places = np.unique(rows.numpy(), return_inverse=True)
-        last: dict[tuple[int, int], Tensor] = {}
+        last: dict[tuple[int, int], Any] = {}
         found = np.empty(wanted.shape[0], dtype=object)
         for at, row in enumerate(wanted.tolist()):
             try:
-                found[at] = self._values.at(row, last).tobytes().decode()
+                found[at] = self._values.at(row, last).decode()
             except UnicodeDecodeError as error:
                 self._values.files.raise_wrong(self._values.name, row, f"the text is not UTF-8: {error}")
         texts: np.ndarray[Any, Any] = found[places]
@@ -510,19 +464,18 @@ class PictureColumn:
 
     def _fill(self, out: Tensor, rows: list[int]) -> None:
         """Decode neighbouring rows into a part of a batch."""
-        last: dict[tuple[int, int], Tensor] = {}
+        last: dict[tuple[int, int], Any] = {}
         cache, key = self._values.files.cache, self._values.key
         for place, row in enumerate(rows):
             out[place] = cache.get((key, "row", row), partial(self._decode, row, last))
 
-    def _decode(self, row: int, last: dict[tuple[int, int], Tensor]) -> Tensor:
+    def _decode(self, row: int, last: dict[tuple[int, int], Any]) -> Tensor:
         """Decode the picture of a row, uint8 `[C, H, W]`; `last` has the row group read last."""
-        image, data = require("PIL.Image", "lerobot"), self._values.at(row, last).tobytes()
         fail = partial(self._values.files.raise_wrong, self._values.name, row)
         try:
-            pixels = np.asarray(image.open(io.BytesIO(data)))
-        except (OSError, ValueError, SyntaxError, image.DecompressionBombError) as error:
-            fail(f"the picture cannot be decoded: {error}")
+            pixels = decode_picture(self._values.at(row, last), "lerobot")
+        except WrongValueError as error:
+            fail(str(error))
         pixels = pixels[:, :, None] if pixels.ndim == 2 else pixels
         if pixels.dtype != np.uint8 or pixels.shape != (*self.shape[1:], self.shape[0]):
             what = f"the picture is {pixels.dtype} {list(pixels.shape)}, where uint8 [H, W, C] of {list(self.shape)}"
@@ -532,3 +485,87 @@ class PictureColumn:
     def close(self) -> None:
         """Close files."""
         self._values.files.close()
+
+
+_NAMES = {"float": "float32", "double": "float64", "halffloat": "float16", "large_string": "string"}
+
+
+def leaf_type(kind: Any) -> str:
+    """Return the name of the values of an Arrow type, those of lists included: "float32", "string", "struct"."""
+    types = require("pyarrow.types", "lerobot")
+    while _is_list(kind):
+        kind = kind.value_type
+    if types.is_struct(kind):
+        return "struct"
+    if types.is_dictionary(kind):
+        kind = kind.value_type
+    return _NAMES.get(str(kind), str(kind))
+
+
+def stored_bytes(array: Any, kind: str) -> Any:
+    """Return an Arrow array of text or bytes, also from a dictionary or from structs with the field `bytes`.
+
+    Raises:
+        WrongValueError: if it has other values; `kind` says what they should be.
+    """
+    types = require("pyarrow.types", "lerobot")
+    array = array.dictionary_decode() if types.is_dictionary(array.type) else getattr(array, "storage", array)
+    if types.is_struct(array.type) and array.type.get_field_index("bytes") >= 0:
+        array = array.field("bytes")
+    if str(array.type) not in {"binary", "large_binary", "string", "large_string"}:
+        raise WrongValueError(0, f"values are of type {array.type}, where {kind} is described")
+    return array
+
+
+def _is_list(kind: Any) -> bool:
+    types = require("pyarrow.types", "lerobot")
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
+def first_null(array: Any) -> int:
+    """Return the first row of an Arrow array that has no value."""
+    return int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
+
+
+def flat_values(array: Any, shape: Sequence[int] | None = None) -> tuple[Any, int]:
+    """Return the numbers in an Arrow array, or in nested lists of them, and how many each row has.
+
+    Args:
+        array: the array, or one of an extension type of matrices.
+        shape: of a row, nested once for each dimension; None for that of the first row.
+
+    Raises:
+        WrongValueError: if there is no value, another number of values, or no numbers.
+    """
+    types, compute = require("pyarrow.types", "lerobot"), require("pyarrow.compute", "lerobot")
+    left, each = list(shape or ()), 1
+    while True:
+        array = getattr(array, "storage", array)
+        if array.null_count:
+            raise WrongValueError(first_null(array) // each, "there is no value (null)", "value-null")
+        if not _is_list(array.type):
+            break
+        counts = compute.list_value_length(array).to_numpy(zero_copy_only=False)
+        size = int(counts[:1].sum()) if shape is None else left.pop(0) if left else 1
+        wrong = np.flatnonzero(counts != size)
+        if wrong.shape[0]:
+            expected = f"those before have {size}" if shape is None else f"the shape {list(shape)} asks for {size}"
+            what = f"a list of {counts[wrong[0]]} values, where {expected}"
+            raise WrongValueError(int(wrong[0]) // max(each, 1), what, "shape-mismatch")
+        array, each = array.flatten(), each * size
+    if not (types.is_integer(array.type) or types.is_floating(array.type) or types.is_boolean(array.type)):
+        raise WrongValueError(0, f"values are of type {array.type}, not numbers")
+    if int(np.prod(left, dtype=np.int64)) != 1:
+        raise WrongValueError(0, f"{each} values, where the shape {list(shape or ())} is described", "shape-mismatch")
+    return array, each
+
+
+def to_array(column: Any) -> np.ndarray[Any, Any]:
+    """Return an Arrow array of numbers, or of nested lists of them, as `[n, values]`.
+
+    Raises:
+        WrongValueError: see `flat_values`.
+    """
+    flat, each = flat_values(column)
+    values: np.ndarray[Any, Any] = flat.to_numpy(zero_copy_only=False)
+    return values.reshape(len(column), each)

@@ -5,33 +5,33 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from typing import TYPE_CHECKING, Any, NamedTuple, final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from ostinato._optional import require
 from ostinato.core.options import number_of
-from ostinato.datasets.checks import READ_ERRORS, Place, first_line, usual_rows
+from ostinato.datasets.checks import READ_ERRORS, FirstFault, Place, first_line, usual_rows
 from ostinato.datasets.columns import BlockColumn, MovedColumn
 from ostinato.datasets.dataset import Contents
 from ostinato.datasets.format import Format
-from ostinato.datasets.hdf5 import Hdf5File, Hdf5Source, datasets_of, describe, is_hdf5, read_part
-from ostinato.datasets.hdf5_writer import WRITE
+from ostinato.datasets.hdf5 import WRITE, Hdf5File, Hdf5Source, datasets_of, describe, is_hdf5, read_part
 from ostinato.datasets.stored import Ends, as_flags
 from ostinato.errors import DamagedFileError, OptionError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
+    from collections.abc import Iterable, Mapping, Sequence
 
     from ostinato.core.rows import Path as Key
-    from ostinato.datasets.checks import Examination
+    from ostinato.datasets.checks import Faults
     from ostinato.datasets.columns import DatasetColumn
+    from ostinato.datasets.examination import Examination
     from ostinato.datasets.format import Reading
 
-__all__ = ["FORMAT"]
-
 _DEMO = re.compile(r"demo_(\d+)")
+_NEEDED = ("obs", "next_obs", "actions", "rewards", "dones", "states")
+"""Fields, or groups of them, that every demonstration must have if one has them."""
 
 
 def recognizes_robomimic(source: Any) -> bool:
@@ -120,10 +120,10 @@ def _groups(file: Hdf5File, names: list[str], filter_key: str | None) -> list[st
             msg = f"{file} has no filter key {filter_key!r}: it has {', '.join(masks) or 'none'}"
             raise OptionError(msg)
         chosen = file.use(lambda group: _texts(group[f"mask/{filter_key}"][()]))
-        missing = [name for name in chosen if f"data/{name}" not in there]
-        if missing or not chosen:
-            what = f"names {missing[0]}, which is missing" if missing else "names no demonstration"
-            msg = f"{file}: the filter key {filter_key} {what}"
+        place, known = Place(f"mask/{filter_key}"), {name[5:] for name in there}
+        _check_mask(chosen, known, place, FirstFault(Path(str(file))))
+        if not chosen:
+            msg = f"{file}: the filter key {filter_key} names no demonstration"
             raise DamagedFileError(msg)
         there = [f"data/{name}" for name in chosen]
     return sorted(there, key=_number)
@@ -145,54 +145,28 @@ def _demos(file: Hdf5File, names: list[str], groups: list[str]) -> tuple[_Demos,
         group = "/".join(name.split("/", 2)[:2])
         if group in inner and name != group and name not in parents:
             inner[group].append(name[len(group) + 1 :])
-    lengths = file.row_counts([f"{group}/actions" for group in groups])
-    for group, length in zip(groups, lengths, strict=True):
-        if length < 1:
-            msg = f"{file}: {group} has no actions" + (": it has no rows" if length == 0 else "")
-            raise DamagedFileError(msg)
-    _check_samples(file, groups, lengths)
     counts = Counter(name for found in inner.values() for name in found)
+    rows = {name: file.row_counts([f"{group}/{name}" for group in groups]) for name in sorted({"actions", *counts})}
+    samples = file.use(lambda root: [root[group].attrs.get("num_samples") for group in groups])
+    faults = FirstFault(Path(str(file)))
+    for at, group in enumerate(groups):
+        sizes = {name: int(found[at]) for name, found in rows.items()}
+        _check_demo(sizes, rows, samples[at], Place(group, at), faults)
     kept: list[str] = []
     said: list[str] = []
     for name in sorted(counts):
-        reason = _left_out(file, name, groups, lengths, counts[name])
+        reason = None
+        if counts[name] != len(groups):
+            reason = f"is in {counts[name]} of {len(groups)} demonstrations"
+        elif (rows[name] != rows["actions"]).any():
+            reason = "does not have one row per step"
+        elif (kind := describe(file, f"{groups[0]}/{name}").dtype).kind not in "biuf":
+            reason = f"does not hold numbers ({kind})"
         if reason is None:
             kept.append(name)
         else:
             said.append(f"{name} {reason}, and is left out.")
-    return _Demos(file, groups, lengths, kept), said
-
-
-def _check_samples(file: Hdf5File, groups: list[str], lengths: np.ndarray[Any, Any]) -> None:
-    samples = file.use(lambda root: [root[group].attrs.get("num_samples") for group in groups])
-    for group, length, count in zip(groups, lengths, samples, strict=True):
-        if count is not None and int(count) != length:
-            msg = f"{file}: {group} has {length} actions, but its attribute num_samples says {count}"
-            raise DamagedFileError(msg)
-
-
-def _left_out(file: Hdf5File, name: str, groups: list[str], lengths: np.ndarray[Any, Any], count: int) -> str | None:
-    """Return why a dataset is no field; None if it is one.
-
-    Raises:
-        DamagedFileError: if a demonstration lacks a field that it must have, or has other rows of it.
-    """
-    needed = name.split("/", maxsplit=1)[0] in {"obs", "next_obs", "actions", "rewards", "dones", "states"}
-    rows = file.row_counts([f"{group}/{name}" for group in groups])
-    wrong = np.flatnonzero(rows != lengths)
-    if wrong.shape[0] and needed:
-        place = f"{file}, {groups[wrong[0]]}/{name}"
-        had = f"has {rows[wrong[0]]} rows" if rows[wrong[0]] >= 0 else "is missing"
-        msg = f"{place} {had}, but the demonstration has {lengths[wrong[0]]} actions"
-        raise DamagedFileError(msg)
-    if count != len(groups):
-        return f"is in {count} of {len(groups)} demonstrations"
-    if wrong.shape[0]:
-        return "does not have one row per step"
-    kind = describe(file, f"{groups[0]}/{name}").dtype
-    if kind.kind not in "biuf":
-        return f"does not hold numbers ({kind})"
-    return None
+    return _Demos(file, groups, rows["actions"], kept), said
 
 
 def _ends(demos: _Demos, said: list[str], *, drop: bool) -> Ends:
@@ -248,72 +222,66 @@ def _attributes(file: Hdf5File) -> dict[str, Any]:
 # -- checks ------------------------------------------------------------------------------------------------------------
 
 
+def _check_demo(rows: Mapping[str, int], names: Iterable[str], samples: Any, place: Place, faults: Faults) -> None:
+    """Check that the fields of a demonstration have one row for each action.
+
+    Args:
+        rows: rows of the fields that it has; -1 for what has none.
+        names: fields of all demonstrations. Those of other names than robomimic's may be missing, or have other rows.
+        samples: its attribute `num_samples`; None if it has none.
+        place: where it is.
+        faults: takes what is wrong.
+    """
+    count = rows.get("actions", -1)
+    if count < 1:
+        text = "it has no actions" + ("" if count else ": it has no rows")
+        faults.add("field-missing", text, place._replace(field="actions"))
+    if samples is not None and int(samples) != count:
+        text = f"it has {count} actions, but its attribute num_samples says {samples}"
+        faults.add("episode-length", text, place._replace(field="num_samples"))
+    for name in names:
+        found, needed = rows.get(name, -1), name.partition("/")[0] in _NEEDED
+        if needed and found == -1:
+            faults.add("field-missing", f"{name} is missing", place._replace(field=name))
+        elif needed and found != count:
+            text = f"{name} has {number_of(found, 'row')}, but the demonstration has {count} actions"
+            faults.add("episode-length", text, place._replace(field=name))
+
+
+def _check_mask(listed: list[str], names: Iterable[str], place: Place, faults: Faults) -> None:
+    unknown = [name for name in listed if name not in names]
+    if unknown:
+        text = f"it names {unknown[0]}, which is missing ({number_of(len(unknown), 'such name')})"
+        faults.add("split-invalid", text, place)
+
+
 def examine_robomimic(path: Path, look: Examination) -> str:
     """Examine a file of robomimic."""
-    look.end_flags = False  # they mean success, which may last
+    look.rows.end_flags = False  # they mean success, which may last
     with require("h5py", "h5").File(path, "r") as file:
-        _Examined(file, path.name, look).check()
-    return "robomimic"
-
-
-@final
-class _Examined:
-    """Examines the demonstrations of an open file."""
-
-    def __init__(self, file: Any, name: str, look: Examination) -> None:
-        self._file, self._name, self._look = file, name, look
-        self._shapes: dict[str, tuple[int, ...]] = {}
-        self._names: set[str] = set()
-
-    def check(self) -> None:
-        """Examine the file."""
-        data, look = self._file["data"], self._look
-        names = sorted((name for name in data if _DEMO.fullmatch(name)), key=_number)
-        look.expect(len(names))
-        pictures: list[tuple[str, int, int, str, Any]] = []
-        for number, name in enumerate(names):
-            place, start = Place(f"{self._name}/data/{name}", number), look.total
+        data = file["data"]
+        demos = sorted((name for name in data if _DEMO.fullmatch(name)), key=_number)
+        look.expect(len(demos))
+        names: set[str] = set()
+        for number, name in enumerate(demos):
+            place = Place(f"{path.name}/data/{name}", number)
             try:
-                found = self._demonstration(data[name], place)
+                arrays = {key: array for key, array in datasets_of(data[name]).items() if array.ndim}
+                names |= set(arrays)
+                sizes = {key: int(array.shape[0]) for key, array in arrays.items()}
+                _check_demo(sizes, sorted(names), data[name].attrs.get("num_samples"), place, look)
+                arrays.pop("states", None)
+                look.episode(number, arrays, usual_rows(sizes.values()), place.file)
             except READ_ERRORS as error:
                 look.add("file-unreadable", first_line(error), place)
-                continue
-            pictures += [(key, number, start, f"{place.file}", a) for key, a in found.items() if key[:9] != "next_obs/"]
+        look.pictures()
         total = data.attrs.get("total")
         if total is not None and int(total) != look.total:
             text = f"total is {int(total):,}, the demonstrations have {number_of(look.total, 'row')}"
-            look.add("count-mismatch", text, Place(f"{self._name}/data", field="total"))
-        self._check_masks(set(names))
-        for key, number, start, where, array in pictures:  # after all rows: their ranges tell whether the robot moved
-            look.look(key, array.__getitem__, number, len(array), start, where)
-
-    def _demonstration(self, group: Any, place: Place) -> dict[str, Any]:
-        """Examine one demonstration; return its pictures."""
-        look, arrays = self._look, {k: a for k, a in datasets_of(group).items() if a.ndim and k != "states"}
-        self._names = self._names or set(arrays)
-        for key in sorted((self._names | {"actions"}) - set(arrays)):
-            look.add("field-missing", "the demonstration lacks it", place._replace(field=key))
-        rows = usual_rows(array.shape[0] for array in arrays.values())
-        for key, array in arrays.items():
-            if array.shape[0] != rows:
-                text = f"has {number_of(array.shape[0], 'row')}, the other fields of the demonstration {rows}"
-                look.add("episode-length", text, place._replace(field=key))
-            if self._shapes.setdefault(key, array.shape[1:]) != array.shape[1:]:
-                text = f"rows are {list(array.shape[1:])}, those of other demonstrations {list(self._shapes[key])}"
-                look.add("shape-mismatch", text, place._replace(field=key))
-        declared = group.attrs.get("num_samples")
-        if declared is not None and int(declared) != rows:
-            text = f"num_samples is {int(declared)}, the arrays have {number_of(rows, 'row')}"
-            look.add("episode-length", text, place._replace(field="num_samples"))
-        alike = {key: array for key, array in arrays.items() if array.shape[1:] == self._shapes[key]}
-        return look.episode(place.episode or 0, alike, rows, place.file)
-
-    def _check_masks(self, names: set[str]) -> None:
-        for key, array in datasets_of(self._file["mask"]).items() if "mask" in self._file else ():
-            unknown = [name for name in _texts(array[:]) if name not in names]
-            if unknown:
-                text = f"lists {unknown[0]!r}, which is not in the file ({number_of(len(unknown), 'such name')})"
-                self._look.add("split-invalid", text, Place(f"{self._name}/mask/{key}"))
+            look.add("count-mismatch", text, Place(f"{path.name}/data", field="total"))
+        for key, array in datasets_of(file["mask"]).items() if "mask" in file else ():
+            _check_mask(_texts(array[:]), demos, Place(f"{path.name}/mask/{key}"), look)
+    return "robomimic"
 
 
 FORMAT = Format(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, final
@@ -9,30 +10,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 import numpy as np
 import torch
 
+from ostinato._optional import require
 from ostinato.core.options import number_of
+from ostinato.datasets.checks import WrongValueError
 from ostinato.datasets.columns import MovedColumn, TensorColumn
 from ostinato.errors import DamagedFileError, SchemaError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import Tensor
 
     from ostinato.core.rows import Path as Key
     from ostinato.datasets.columns import DatasetColumn
-
-__all__ = [
-    "BLOCK_BYTES",
-    "EitherColumn",
-    "Ends",
-    "Pieces",
-    "StoredRows",
-    "as_block",
-    "as_flags",
-    "last_rows",
-    "name_rows",
-    "torch_dtype",
-]
 
 BLOCK_BYTES = 1 << 18
 """Bytes of a block where the file has no chunks: reading it costs about as much as finding it."""
@@ -238,34 +226,49 @@ def last_rows(lengths: Tensor) -> TensorColumn:
     return TensorColumn(ends)
 
 
-@final
-class EitherColumn:
-    """Whether one of two flags is set.
+def decode_picture(data: bytes, extra: str, **options: Any) -> np.ndarray[Any, np.dtype[Any]]:
+    """Return a picture of a file of PNG, JPEG or another format, `[H, W, C]` or `[H, W]`.
 
     Args:
-        first: a column of flags.
-        second: another one, with the same rows.
+        data: the bytes of the file.
+        extra: what to install if Pillow is missing.
+        **options: those of `PIL.Image.open`.
+
+    Raises:
+        WrongValueError: if it cannot be decoded.
     """
+    image = require("PIL.Image", extra)
+    try:
+        with image.open(io.BytesIO(data), **options) as opened:
+            return np.asarray(opened)
+    except (OSError, ValueError, SyntaxError, image.DecompressionBombError) as error:
+        raise WrongValueError(0, f"the picture cannot be decoded: {error}", "file-unreadable") from error
 
-    def __init__(self, first: DatasetColumn, second: DatasetColumn) -> None:
-        self.first, self.second = first, second
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Bool."""
-        return torch.bool
+def decode_jpegs(rows: Any, place: str, shape: tuple[int, ...]) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Decode pictures.
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the flags in one row."""
-        return self.first.shape
+    Args:
+        rows: the bytes of each one, as arrays uint8 or `bytes`.
+        place: file, field and first row, for errors.
+        shape: shape of a picture, `(height, width)` or `(height, width, channels)`.
 
-    def start(self, rows: Tensor) -> Callable[[], Tensor]:
-        """Begin to read rows; see `DatasetColumn`."""
-        first, second = self.first.start(rows), self.second.start(rows)
-        return lambda: first().bool() | second().bool()
+    Returns:
+        uint8 `[rows, *shape]`.
 
-    def close(self) -> None:
-        """Close files."""
-        self.first.close()
-        self.second.close()
+    Raises:
+        DamagedFileError: if a picture cannot be decoded, or has another shape.
+    """
+    out = np.empty((len(rows), *shape), np.uint8)
+    for position, row in enumerate(rows):
+        content = row if isinstance(row, bytes) else np.asarray(row).tobytes()
+        try:
+            picture = decode_picture(content, "minari", formats=("JPEG",))
+        except WrongValueError as error:
+            msg = f"{place}, picture {position}: {error}"
+            raise DamagedFileError(msg) from error
+        if picture.shape != shape:
+            msg = f"{place}: picture {position} has the shape {list(picture.shape)}, the space says {list(shape)}"
+            raise DamagedFileError(msg)
+        out[position] = picture
+    return out

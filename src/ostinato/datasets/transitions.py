@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from typing import TYPE_CHECKING, Any, final
 
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
     from ostinato.core.rows import Leaf
     from ostinato.core.rows import Path as FieldPath
     from ostinato.datasets.dataset import DatasetStorage
-
-__all__ = ["Transitions", "marks_ends", "with_nested_names"]
 
 _NUMBERED = ("timestamp", "frame_index", "episode_index", "index", "task_index")
 """Fields that LeRobot adds to every row."""
@@ -48,6 +47,18 @@ def with_nested_names(dataset: DatasetStorage, *, infos: bool) -> DatasetStorage
             continue  # every format has the ends of episodes
         fields[new] = path
     return dataset.select(fields=fields)
+
+
+def read_rows(dataset: DatasetStorage, path: FieldPath, first: int, last: int) -> Array:
+    """Return a field of the rows `[first, last)`, texts as objects."""
+    found = dataset.field_at(torch.arange(first, last, device="cpu"), path)
+    values: Array = np.asarray(found.numpy() if isinstance(found, torch.Tensor) else found)
+    return values
+
+
+def spans_of(dataset: DatasetStorage) -> list[tuple[int, int]]:
+    """Return the first row of each episode and the row after its last one."""
+    return list(itertools.pairwise([0, *dataset.episode_lengths.cumsum(0).tolist()]))
 
 
 def marks_ends(dataset: DatasetStorage) -> bool:
@@ -147,14 +158,11 @@ class Transitions:
 
     def rows(self, path: FieldPath, first: int, last: int) -> Array:
         """Return a field of the rows `[first, last)`."""
-        found = self.dataset.field_at(torch.arange(first, last, device="cpu"), path)
-        values: Array = np.asarray(found.numpy() if isinstance(found, torch.Tensor) else found)
-        return values
+        return read_rows(self.dataset, path, first, last)
 
     def spans(self) -> list[tuple[int, int]]:
         """Return the first row of each episode and the row after its last one."""
-        ends = self.dataset.episode_lengths.cumsum(0).tolist()
-        return list(zip([0, *ends[:-1]], ends, strict=True))
+        return spans_of(self.dataset)
 
     def with_last(self, path: FieldPath, episode: int, first: int, last: int) -> Array:
         """Return a field of an episode and its value after the last step, `[steps + 1, *shape]`.

@@ -22,17 +22,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from ostinato.datasets.format import Reading
 
     _Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
-__all__ = ["VideoColumn", "VideoFiles"]
-
 _NEAR_FRAMES = 16
 """Where a file has no index, a gap of at most so many frames is decoded; beyond a larger one the file is searched."""
 _ATTACHED_PICTURE = 0x0400
+_TOGETHER = 32
+"""Frames that `gray_frames` decodes and keeps at a time."""
+_TOLERANCE_S = 1e-4
 _PLANES = ((0, 2), (1, 0), (2, 1))
 """Channel of a picture, and its plane in the format `gbrp`."""
 
@@ -293,11 +295,11 @@ class _NotFoundError(_ReadError):
 class _Video:
     """One open file: its first video stream, a decoder, and where both are. Used by one thread at a time."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, threads: int = 1) -> None:
         av = require("av", "lerobot")
         self._errors = av.error.FFmpegError
         try:
-            self._container = av.open(str(path))
+            self._container = av.open(str(path), metadata_errors="replace")
         except FileNotFoundError as error:
             why = "the file is missing"
             raise _ReadError(why, MissingFileError) from error
@@ -309,7 +311,9 @@ class _Video:
             self._container.close()
             raise
         context = self._stream.codec_context
-        context.thread_count = 1  # jobs run side by side; threads in a decoder would add delay
+        context.thread_count = (
+            threads  # one for reading rows: jobs run side by side; threads in a decoder would add delay
+        )
         self._decoder = context
         self._reformatter = av.video.reformatter.VideoReformatter()
         self._entries: Any = getattr(self._stream, "index_entries", ())
@@ -551,3 +555,68 @@ def _shares(cuts: list[int], size: int, most: int) -> list[int]:
         if at < len(cuts) and cuts[at] > bounds[-1]:
             bounds.append(cuts[at])
     return [*bounds, size]
+
+
+class VideoHeader(NamedTuple):
+    """What the index of a video file says of its frames."""
+
+    times: NDArray[np.float64]
+    """Seconds at which frames are shown `[n]`, in order."""
+    height: int
+    width: int
+    codec: str
+    """Name of the codec, such as "h264"; empty if there is no decoder for it."""
+    missing: int | None
+    """First frame whose bytes lie behind the end of the file; None if all are there."""
+
+
+def read_header(path: Path) -> VideoHeader:
+    """Read the index of a video file; no frame is read.
+
+    Raises:
+        OSError, ValueError: if it is not a video.
+    """
+    av = require("av", "lerobot")
+    with av.open(str(path), metadata_errors="replace") as container:
+        if not container.streams.video:
+            msg = "there is no video in the file"
+            raise ValueError(msg)
+        stream = container.streams.video[0]
+        context = stream.codec_context
+        entries = list(stream.index_entries)
+        unit = float(stream.time_base)
+        ticks = np.array([entry.timestamp for entry in entries], np.int64)
+        order = np.argsort(ticks, kind="stable")
+        start = stream.start_time or 0
+        times = (ticks[order] - (ticks.min() if len(ticks) else 0) + start) * unit
+        size = path.stat().st_size
+        cut = [number for number, at in enumerate(order) if entries[at].pos + entries[at].size > size]
+        codec = "" if context is None else str(context.codec.canonical_name)
+        height, width = (0, 0) if context is None else (context.height, context.width)
+        return VideoHeader(times, height, width, codec, cut[0] if cut else None)
+
+
+def gray_frames(path: Path, times: NDArray[np.float64], wanted: Sequence[int]) -> Iterator[NDArray[np.uint8]]:
+    """Yield frames as gray pictures `[H, W]`.
+
+    Args:
+        path: the file.
+        times: when frames are shown, in seconds.
+        wanted: positions in `times`, ascending.
+
+    Raises:
+        DamagedFileError: if the next frame is missing or damaged.
+    """
+    video = _Video(path, threads=0)
+    found: list[NDArray[np.uint8]] = []
+    try:
+        for first in range(0, len(wanted), _TOGETHER):
+            ticks = video.ticks(times[list(wanted[first : first + _TOGETHER])], _TOLERANCE_S)
+            video.read(ticks, lambda _, frame: found.append(frame.to_ndarray(format="gray")), None)
+            yield from found
+            found.clear()
+    except _ReadError as error:
+        yield from found
+        raise error.kind(error.why) from error
+    finally:
+        video.close()

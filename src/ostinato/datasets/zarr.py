@@ -14,11 +14,13 @@ import numpy as np
 from ostinato._optional import require
 from ostinato.datasets.arrays import examine_arrays, lengths_from_ends
 from ostinato.datasets.cache import OpenHandles
-from ostinato.datasets.checks import READ_ERRORS, Place, first_line, is_picture
+from ostinato.datasets.checks import READ_ERRORS, Place, first_line
 from ostinato.datasets.columns import BlockColumn
 from ostinato.datasets.dataset import Contents
+from ostinato.datasets.examination import is_picture
 from ostinato.datasets.format import Format
 from ostinato.datasets.stored import Pieces, as_block, last_rows, name_rows, torch_dtype
+from ostinato.datasets.values import role_of
 from ostinato.durable.progress import PARTS, counted
 from ostinato.errors import DamagedFileError, SchemaError
 
@@ -28,11 +30,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato.core.rows import Path as Key
-    from ostinato.datasets.checks import Examination, Severity
+    from ostinato.datasets.checks import Severity
     from ostinato.datasets.columns import DatasetColumn
+    from ostinato.datasets.examination import Examination
     from ostinato.datasets.format import Reading
-
-__all__ = ["FORMAT"]
 
 _ENDS = "meta/episode_ends"
 _SMALL = 16
@@ -40,7 +41,6 @@ _SMALL = 16
 _BLOSC_HEADER = 16
 """Bytes before those that Blosc compressed; the last four are the length of the whole."""
 _FILES = (".zarray", "zarr.json")
-_READ_ERRORS = (OSError, RuntimeError, ValueError, LookupError, TypeError, EOFError, SystemError, zipfile.BadZipFile)
 
 
 def recognizes_zarr(source: Any) -> bool:
@@ -86,7 +86,7 @@ def _open(path: Path, inner: str) -> _Handle:
         options = {} if zarr.__version__.startswith("2.") else {"use_consolidated": False}
         group = zarr.open_group(str(path) if store is None else store, mode="r", **options)
         return _Handle(group[inner] if inner else group, store)
-    except _READ_ERRORS as error:
+    except READ_ERRORS as error:
         msg = f"{path} cannot be opened as Zarr: {error}. Copy or download it again"
         raise DamagedFileError(msg) from error
 
@@ -189,7 +189,7 @@ def _descriptions(path: Path, inner: str) -> Iterator[tuple[str, bytes]]:
                     head, _, tail = name.rpartition("/")
                     if tail in _FILES and head.startswith(start):
                         yield head[len(start) :], archive.read(name)
-        except _READ_ERRORS as error:
+        except READ_ERRORS as error:
             msg = f"{path} is not a whole zip archive: {error}. Copy or download it again"
             raise DamagedFileError(msg) from error
         return
@@ -257,7 +257,7 @@ def _read(root: _Root, name: str, rows: Any, place: str) -> np.ndarray[Any, Any]
         found: np.ndarray[Any, Any] = np.asarray(root.use(lambda handle: handle.array(name)[rows]))
     except DamagedFileError:
         raise
-    except _READ_ERRORS as error:
+    except READ_ERRORS as error:
         msg = f"{root}: {name} cannot be read{place}: {error}. Copy or download it again"
         raise DamagedFileError(msg) from error
     return found
@@ -283,7 +283,7 @@ class ZarrSource:
         """Name of the array, such as `data/img`."""
         try:
             dtype, shape, self._chunks, codecs = root.use(lambda handle: _describe(handle.array(name)))
-        except _READ_ERRORS as error:
+        except READ_ERRORS as error:
             msg = (
                 f"{root}: {name} cannot be opened: {error}. If a codec is missing, install and import its package "
                 "before (imagecodecs, numcodecs); else copy or download the array again"
@@ -408,11 +408,11 @@ def _check_chunks(name: str, array: Any, look: Examination) -> None:
     if not 0 < there < count:
         return
     missing = (count - there) / count
-    suspect = array.dtype.kind == "f" and array.ndim > 1 and look.zero_share(name) <= 1.2 * missing + 0.01
+    suspect = array.dtype.kind == "f" and array.ndim > 1 and look.rows.zero_share(name) <= 1.2 * missing + 0.01
     picture = is_picture(array.shape, array.dtype)
     if suspect or picture:
         text = f"{count - there} of {count} chunks have no file, and only their rows are zeros"
-        severity: Severity = "warning" if picture or look.is_state(name) else "note"
+        severity: Severity = "warning" if picture or role_of(name) == "state" else "note"
         look.add("file-missing", text, Place(f"data/{name}", field=name), severity=severity)
 
 

@@ -1,9 +1,10 @@
 """Tools that inspect, verify, convert, merge, split and compact saved data. They return reports and print nothing."""
 
+from ostinato.datasets.examination import Finding
 from ostinato.tools.compact import CompactReport, compact
 from ostinato.tools.convert import ConvertReport, convert
 from ostinato.tools.datasets import DatasetReport, DatasetSample, inspect_dataset, sample_dataset
-from ostinato.tools.doctor import Finding, Report, examine
+from ostinato.tools.doctor import Report, examine
 from ostinato.tools.groups import GroupReport, GroupsReport, LeaseReport, inspect_groups
 from ostinato.tools.inspect import (
     ChainReport,

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from ostinato.durable.progress import ProgressOption
 
-__all__ = ["CompactReport", "compact", "format_name", "open_checkpoint"]
-
 
 @dataclass(frozen=True, slots=True)
 class CompactReport:

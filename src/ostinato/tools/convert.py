@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from ostinato.durable.progress import ProgressOption
 
-__all__ = ["ConvertReport", "convert"]
-
 
 @dataclass(frozen=True, slots=True)
 class ConvertReport:

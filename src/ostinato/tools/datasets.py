@@ -6,7 +6,7 @@ import math
 import textwrap
 import time
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -30,17 +30,6 @@ if TYPE_CHECKING:
     from ostinato.core.rows import Leaf
     from ostinato.datasets import DatasetStorage
     from ostinato.durable.progress import ProgressOption
-
-__all__ = [
-    "DatasetReport",
-    "DatasetSample",
-    "RowReport",
-    "TextReport",
-    "data_kind",
-    "inspect_dataset",
-    "rows_and_episodes",
-    "sample_dataset",
-]
 
 _CHUNK_BYTES = 2**24
 _CHANNELS = (1, 3, 4)
@@ -187,7 +176,9 @@ def inspect_dataset(
     lengths = dataset.episode_lengths
     with Progress(progress, "read rows", len(dataset), unit="rows") as bar:
         fields = (
-            _with_statistics(dataset, bar) if read_data else [_field(leaf, len(dataset)) for leaf in _leaves(dataset)]
+            _with_statistics(dataset, bar)
+            if read_data
+            else [_field(leaf, len(dataset)) for leaf in dataset.schema.leaves]
         )
     texts, counts = _texts(dataset) if read_data else ([], {})
     fields += [
@@ -205,7 +196,7 @@ def inspect_dataset(
         median=float(np.median(lengths.numpy())),
         longest=int(lengths.max()),
         fps=dataset.fps,
-        cameras=tuple(_name(leaf.path) for leaf in _leaves(dataset) if _is_camera(leaf)),
+        cameras=tuple(_name(leaf.path) for leaf in dataset.schema.leaves if _is_camera(leaf)),
         nbytes=dataset.nbytes,
         file_bytes=_file_bytes(Path(path)),
         fields=tuple(fields),
@@ -231,7 +222,7 @@ def sample_dataset(path: str | os.PathLike[str], num_samples: int) -> DatasetSam
     start = time.perf_counter()
     batch, info = buffer.sample(return_info=True)
     seconds = time.perf_counter() - start
-    leaves, objects = _leaves(dataset), list(dataset.schema.objects)
+    leaves, objects = dataset.schema.leaves, dataset.schema.objects
     values = [_at(batch, path) for path in [*(leaf.path for leaf in leaves), *(leaf.path for leaf in objects)]]
     fields = [_summarized(leaf, value) for leaf, value in zip(leaves, values, strict=False)]
     fields += [
@@ -248,10 +239,6 @@ def sample_dataset(path: str | os.PathLike[str], num_samples: int) -> DatasetSam
     return DatasetSample(
         str(path), dataset.format, len(dataset), len(ends), num_samples, seconds * 1000, tuple(fields), tuple(shown)
     )
-
-
-def _leaves(dataset: DatasetStorage) -> list[Leaf]:
-    return list(dataset.schema.leaves)
 
 
 def _name(path: Any) -> str:
@@ -276,29 +263,24 @@ def _has_numbers(leaf: Leaf) -> bool:
 
 def _with_statistics(dataset: DatasetStorage, bar: Progress) -> list[FieldReport]:
     """Return the fields, with statistics over all rows for those that hold no pictures."""
-    found = {i: RunningStatistics() for i, leaf in enumerate(_leaves(dataset)) if _has_numbers(leaf)}
-    leaves, rows = _leaves(dataset), len(dataset)
+    found = {i: RunningStatistics() for i, leaf in enumerate(dataset.schema.leaves) if _has_numbers(leaf)}
+    leaves, rows = dataset.schema.leaves, len(dataset)
     row_bytes = sum(leaves[i].dtype.itemsize * math.prod(leaves[i].shape) for i in found)
     for part in torch.split(torch.arange(rows, device="cpu"), max(1, _CHUNK_BYTES // max(1, row_bytes))):
         for i, values in zip(found, dataset.fetch([Request(i, part) for i in found]), strict=True):
             found[i].update(values.reshape(-1))
         bar.advance(len(part))
-    return [_described(_field(leaf, rows), found.get(i)) for i, leaf in enumerate(leaves)]
-
-
-def _described(field: FieldReport, numbers: RunningStatistics | None) -> FieldReport:
-    if numbers is None:
-        return field
-    low, high = numbers.minimum, numbers.maximum
-    return replace(field, minimum=low, maximum=high, mean=numbers.mean, nan_count=numbers.nan_count)
+    fields = [_field(leaf, rows) for leaf in leaves]
+    return [found[i].describe(field) if i in found else field for i, field in enumerate(fields)]
 
 
 def _summarized(leaf: Leaf, values: Tensor) -> FieldReport:
     """Return the field of a batch with its statistics, pictures included."""
-    numbers = None if leaf.dtype.is_complex else RunningStatistics()
-    if numbers is not None:
-        numbers.update(values.reshape(-1))
-    return _described(_field(leaf, values.shape[0]), numbers)
+    field, numbers = _field(leaf, values.shape[0]), RunningStatistics()
+    if leaf.dtype.is_complex:
+        return field
+    numbers.update(values.reshape(-1))
+    return numbers.describe(field)
 
 
 def _texts(dataset: DatasetStorage) -> tuple[list[TextReport], dict[str, int]]:

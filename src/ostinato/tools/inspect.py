@@ -42,26 +42,6 @@ if TYPE_CHECKING:
     from ostinato.datasets.dataset import Contents
     from ostinato.durable.progress import ProgressOption
 
-__all__ = [
-    "BatchKey",
-    "ChainReport",
-    "CheckpointReport",
-    "FieldReport",
-    "KeyReport",
-    "LinkReport",
-    "PriorityReport",
-    "RunningStatistics",
-    "SampleReport",
-    "StoreReport",
-    "elements",
-    "inspect_checkpoint",
-    "inspect_store",
-    "is_store",
-    "kind_of",
-    "sample_store",
-    "unlisted",
-]
-
 _PIECE_BYTES = 2**20
 _MAX_NAMES = 8
 
@@ -299,53 +279,55 @@ class _Column:
     has: Tensor | None = None
 
 
+def _column(
+    reader: CheckpointReader, shown: str, rows: int, *names: str, dtype: str = "", shape: Any = None, has: Any = None
+) -> _Column:
+    """Return a field of some arrays, whose first one has its values."""
+    record, nbytes = reader.record(names[0]), sum(reader.record(name).nbytes for name in names)
+    form = record.shape[1:] if shape is None else tuple(shape)
+    return _Column(FieldReport(shown or "(data)", dtype or record.dtype, form, rows, nbytes), names[0], has)
+
+
 def _columns(reader: CheckpointReader, storage: Any) -> Iterator[_Column]:
     """Yield the fields: first those that every row has, then those that only some rows have."""
     if "items" in storage:
-        field = FieldReport("(objects)", "object", (), int(storage["items"]), reader.record("items").nbytes)
-        yield _Column(field, "items")
+        yield _column(reader, "(objects)", int(storage["items"]), "items", dtype="object", shape=())
         return
     if "hooked" in storage:
         yield from _hooked_columns(reader, storage["hooked"]["tree"], ())
         return
+    rows = int(storage["rows"])
     late = {name: (keys, mask) for keys, name, mask in storage["late"]}
-    masks = {mask for _, mask in late.values()}
+    parts = {"apart", *(mask for _, mask in late.values())}
     leaves = storage["schema"]["leaves"] if storage["schema"] else ()
-    paths = {column_name(leaf["path"], position): leaf["path"] for position, leaf in enumerate(leaves)}
+    known = {column_name(leaf["path"], position): leaf for position, leaf in enumerate(leaves)}
     for name in storage.get("objects", ()):
-        # the path follows the position, as in the names of columns
-        shown, ends = name.partition(".")[2], reader.record(f"{name}.ends")
-        text = reader.record(f"{name}.text")
-        nbytes = ends.nbytes + text.nbytes
-        yield _Column(FieldReport(shown, "object", (), int(storage["rows"]), nbytes), f"{name}.text")
-    coded = storage.get("codec") or {}
-    parts = {f"{name}.{part}" for name in coded for part in ("blobs", "ends")}
-    for position, (name, codec) in ((p, (n, coded[n])) for p, n in enumerate(paths) if n in coded):
-        shown = f"{'.'.join(map(str, paths[name])) or '(data)'} ({leaves[position]['dtype']}, {codec})"
-        nbytes = reader.record(f"{name}.blobs").nbytes + reader.record(f"{name}.ends").nbytes
-        shape = tuple(leaves[position]["shape"])
-        yield _Column(FieldReport(shown, "object", shape, int(storage["rows"]), nbytes), f"{name}.blobs")
-    ragged = storage.get("ragged") or ()
-    yield from (_ragged_column(reader, name, paths[name]) for name in ragged)
-    parts |= {f"{name}.{part}" for name in ragged for part in ("values", "ends")}
+        shown = name.partition(".")[2]  # the path follows the position, as in the names of columns
+        yield _column(reader, shown, rows, f"{name}.text", f"{name}.ends", dtype="object", shape=())
+    coded, ragged = storage.get("codec") or {}, storage.get("ragged") or ()
+    for name, leaf in known.items():
+        names = (f"{name}.{'blobs' if name in coded else 'values'}", f"{name}.ends")
+        shown = _shown(leaf["path"]) or "(data)"
+        if name in coded:
+            shown += f" ({leaf['dtype']}, {coded[name]})"
+            yield _column(reader, shown, rows, *names, dtype="object", shape=leaf["shape"])
+        elif name in ragged:
+            shown += f" (ragged, {reader.record(names[0]).shape[0]} values)"
+            yield _column(reader, shown, reader.record(names[1]).shape[0], *names)
+        parts |= {*names} if name in coded or name in ragged else set()
     for name in storage["columns"]:
-        if name in masks or name == "apart" or name in parts:
+        if name in parts:
             continue
-        keys, mask = late[name] if name in late else (paths[name.removesuffix(".apart")], None)
-        record = reader.record(name)
+        keys, mask = late[name] if name in late else (known[name.removesuffix(".apart")]["path"], None)
         has = None if mask is None else reader.read(mask)
-        rows = record.shape[0] if has is None else int(has.sum())
-        shown = ".".join(str(key) for key in keys) or "(data)"
-        if name not in paths and name not in late:
-            shown += " (kept apart)"  # with single_copy, other rows use the field of the next row
-        yield _Column(FieldReport(shown, record.dtype, record.shape[1:], rows, record.nbytes), name, has)
+        count = reader.record(name).shape[0] if has is None else int(has.sum())
+        # with single_copy, other rows use the field of the next row
+        shown = (_shown(keys) or "(data)") + ("" if name in known or name in late else " (kept apart)")
+        yield _column(reader, shown, count, name, has=has)
 
 
-def _ragged_column(reader: CheckpointReader, name: str, path: list[Any]) -> _Column:
-    values, ends = reader.record(f"{name}.values"), reader.record(f"{name}.ends")
-    shown = f"{'.'.join(map(str, path))} (ragged, {values.shape[0]} values)"
-    field = FieldReport(shown, values.dtype, values.shape[1:], ends.shape[0], values.nbytes + ends.nbytes)
-    return _Column(field, f"{name}.values")
+def _shown(path: Any) -> str:
+    return ".".join(map(str, path))
 
 
 def _hooked_columns(reader: CheckpointReader, tree: Any, path: tuple[Any, ...]) -> Iterator[_Column]:
@@ -353,10 +335,8 @@ def _hooked_columns(reader: CheckpointReader, tree: Any, path: tuple[Any, ...]) 
     for key, child in zip(tree.get("keys", ()), tree.get("children", ()), strict=True):
         yield from _hooked_columns(reader, child, (*path, key))
     if tree["kind"] in {"tensor", "nested"}:
-        record = reader.record(tree["name"])
-        count, *shape = record.shape or (1,)
-        shown = f"{'.'.join(map(str, path)) or '(data)'} (converted by hooks)"
-        yield _Column(FieldReport(shown, record.dtype, tuple(shape), count, record.nbytes), tree["name"])
+        rows = (*reader.record(tree["name"]).shape, 1)[0]
+        yield _column(reader, f"{_shown(path) or '(data)'} (converted by hooks)", rows, tree["name"])
 
 
 def _with_statistics(root: Path, reader: CheckpointReader, column: _Column) -> FieldReport:
@@ -371,13 +351,7 @@ def _with_statistics(root: Path, reader: CheckpointReader, column: _Column) -> F
         end = start + numbers.numel()
         statistics.update(numbers if column.has is None else numbers[_present(column.has, width, start, end)])
         start = end
-    return replace(
-        field,
-        minimum=statistics.minimum,
-        maximum=statistics.maximum,
-        mean=statistics.mean,
-        nan_count=statistics.nan_count,
-    )
+    return statistics.describe(field)
 
 
 def _numbers(root: Path, reader: CheckpointReader, name: str) -> Iterator[Tensor]:
@@ -409,8 +383,10 @@ class RunningStatistics:
         self.count = 0
         """Numbers that are not NaN."""
         self.nan_count = 0
-        self._low: float | int | None = None
-        self._high: float | int | None = None
+        self.minimum: float | int | None = None
+        """Smallest number; None if there are none."""
+        self.maximum: float | int | None = None
+        """Largest number; None if there are none."""
         self._sum = 0.0
 
     def update(self, numbers: Tensor) -> None:
@@ -429,26 +405,20 @@ class RunningStatistics:
         if wide.numel() == 0:
             return
         low, high = wide.min().item(), wide.max().item()
-        self._low = low if self._low is None else min(self._low, low)
-        self._high = high if self._high is None else max(self._high, high)
+        self.minimum = low if self.minimum is None else min(self.minimum, low)
+        self.maximum = high if self.maximum is None else max(self.maximum, high)
         self._sum += float(wide.double().sum())
         self.count += wide.numel()
-
-    @property
-    def minimum(self) -> float | int | None:
-        """Smallest number; None if there are none."""
-        return self._low
-
-    @property
-    def maximum(self) -> float | int | None:
-        """Largest number; None if there are none."""
-        return self._high
 
     @property
     def mean(self) -> float | None:
         """Mean; None if there are no numbers or infinities of both signs."""
         mean = self._sum / self.count if self.count else math.nan
         return None if math.isnan(mean) else mean
+
+    def describe(self, field: FieldReport) -> FieldReport:
+        """Return a field with these statistics."""
+        return replace(field, minimum=self.minimum, maximum=self.maximum, mean=self.mean, nan_count=self.nan_count)
 
 
 def elements(blocks: Iterable[bytearray], dtype: torch.dtype) -> Iterator[Tensor]:

@@ -62,8 +62,6 @@ if TYPE_CHECKING:
 
     from ostinato.durable.progress import ProgressOption
 
-__all__ = ["MoveReport", "merge", "split"]
-
 
 @dataclass(frozen=True, slots=True)
 class MoveReport:

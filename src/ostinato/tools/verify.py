@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from ostinato.durable.progress import ProgressOption
     from ostinato.durable.tensorfile import Header
 
-__all__ = ["Damage", "VerifyReport", "check_file", "check_header", "verify"]
-
-
 _PICKLE_ADVICE = "reading a pickle executes the code in it: give allow_pickle=True if you trust it"
 
 

@@ -11,7 +11,9 @@ from ostinato.viz.figures import Curves, FigureSpec, Level, Line, Note, thin
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ostinato.tools.doctor.report import FieldProfile, Finding, Report
+    from ostinato.datasets.examination import Finding
+    from ostinato.datasets.values import FieldProfile
+    from ostinato.tools.doctor import Report
     from ostinato.viz.figures import Layer, Panel
 
 __all__ = ["doctor_page"]
