@@ -160,7 +160,7 @@ GROUPS = (
     Group(
         "Groups",
         "Groups of responses to one prompt, each trained exactly once.",
-        "GroupBuffer",
+        "GroupBuffer TokenBudget",
         modules="ostinato.groups",
         guide="groups.md",
     ),

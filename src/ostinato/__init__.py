@@ -44,7 +44,7 @@ if TYPE_CHECKING:  # for editors and type checkers; `_MODULES` says the same at 
     from ostinato.durable.codecs import Codec, ZlibCodec, ZstdCodec
     from ostinato.durable.progress import ProgressOption
     from ostinato.durable.ted import Flat2TED, H5Combine, H5Split, Nested2TED, TED2Flat, TED2Nested
-    from ostinato.groups import GroupBuffer
+    from ostinato.groups import GroupBuffer, TokenBudget
     from ostinato.samplers import (
         ConsumingSampler,
         HeapSampler,
@@ -201,6 +201,7 @@ __all__ = [  # noqa: RUF022 (plain order: ruff would put the constant first)
     "TensorStorage",
     "TensorStorageCheckpointer",
     "ToDevice",
+    "TokenBudget",
     "Trajectory",
     "TrajectoryPredicate",
     "TrajectoryReplayBuffer",
@@ -254,7 +255,7 @@ _MODULES = {
     "durable.codecs": ("Codec", "ZlibCodec", "ZstdCodec"),
     "durable.progress": ("ProgressOption",),
     "durable.ted": ("Flat2TED", "H5Combine", "H5Split", "Nested2TED", "TED2Flat", "TED2Nested"),
-    "groups": ("GroupBuffer",),
+    "groups": ("GroupBuffer", "TokenBudget"),
     "samplers": (
         "ConsumingSampler",
         "HeapSampler",

@@ -1,0 +1,376 @@
+"""`TokenBudget`: leased groups as batches of tokens for data-parallel ranks."""
+
+from __future__ import annotations
+
+import math
+from heapq import heappop, heappush, heapreplace
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ostinato.core.options import check_choice, check_integer
+from ostinato.errors import OptionError, SchemaError
+from ostinato.groups.records import PER_TOKEN
+
+if TYPE_CHECKING:
+    from ostinato.groups.records import Lease, Response
+
+_FORMS = ("packed", "left", "right", "nested", "list")
+_EVEN = 0.01
+"""Rows are made more even where the largest is above their mean by more than this."""
+
+
+@final
+class TokenBudget:
+    """Divides the responses of a lease into micro-batches of one row for each rank, none with too many tokens.
+
+    The rows of a micro-batch have similar cost, so that no rank waits long for another, and none is empty. There are as
+    few micro-batches as the largest-first rule reaches. The result depends on the lease and these options alone: ranks
+    that lease with the same `id` each take their own rows, and a run that is started again continues with any of them.
+
+    Args:
+        max_tokens: Most tokens of a row, padding not counted.
+        ranks: Rows of a micro-batch.
+        balance: Cost of a response: its `tokens`, or for `attention` their square.
+        split: Whether the responses of a group may be in several rows. They are in one otherwise.
+        form: How the values that exist for each token are returned, of `S` responses with `N` tokens together:
+            `packed`, one behind the other `[N, *]`; `left` or `right`, padded there `[S, longest, *]`; `nested`, a
+            jagged tensor `[S, *]`; `list`, a tensor of each response.
+        padding: Value of `tokens` in the padding; other fields have 0 there.
+
+    Raises:
+        OptionError: An option is out of its range.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_tokens: int,
+        ranks: int = 1,
+        balance: Literal["tokens", "attention"] = "tokens",
+        split: bool = False,
+        form: Literal["packed", "left", "right", "nested", "list"] = "packed",
+        padding: int = 0,
+    ) -> None:
+        self._max_tokens = check_integer("max_tokens", max_tokens, 1)
+        self._ranks = check_integer("ranks", ranks, 1)
+        self._power = 2 if check_choice("balance", balance, ("tokens", "attention")) == "attention" else 1
+        self._split = split
+        self._form = check_choice("form", form, _FORMS)
+        self._padding = padding
+
+    def plan(self, lease: Lease) -> list[list[list[int]]]:
+        """Return the responses in each row: `plan[micro-batch][rank]` numbers them over all groups of the lease.
+
+        Raises:
+            OptionError: A response, or a group that may not be split, has more than `max_tokens` tokens; or there are
+                too few of them for the ranks.
+        """
+        return self._plan(_Source.of(lease))
+
+    def batches(self, lease: Lease) -> list[list[dict[str, Any]]]:
+        """Return the rows of all ranks: `batches[micro-batch][rank]`.
+
+        A row is a dict with copies of the fields that the responses have. Those with a value for each token are in the
+        form that was asked for; numbers are a tensor `[S]`, and all others a list. To these come
+
+        - `group_index` and `response_index`: int64 `[S]`, the group in the lease and the response in the group;
+        - `cu_seqlens`: int32 `[S + 1]`, where each response begins and the last one ends, if packed;
+        - `max_seqlen`: tokens of the longest response;
+        - `positions`: int64, number of each token in its response, in the form of `tokens`;
+        - `attention_mask`: bool `[S, longest]`, False in the padding, if padded.
+
+        Raises:
+            OptionError: As `plan`.
+            SchemaError: A response lacks a field that another one has.
+        """
+        source = _Source.of(lease)
+        columns = source.columns()
+        return [[self._row(source, columns, row) for row in rows] for rows in self._plan(source)]
+
+    def of_rank(self, lease: Lease, rank: int) -> list[dict[str, Any]]:
+        """Return the rows of one rank, one in each micro-batch; raises as `batches`."""
+        if check_integer("rank", rank, 0) >= self._ranks:
+            msg = f"rank must be below ranks, which is {self._ranks}, got {rank}"
+            raise OptionError(msg)
+        source = _Source.of(lease)
+        columns = source.columns()
+        return [self._row(source, columns, rows[rank]) for rows in self._plan(source)]
+
+    def _plan(self, source: _Source) -> list[list[list[int]]]:
+        owners = np.arange(len(source.lengths)) if self._split else source.group_index
+        tokens = np.bincount(owners, source.lengths).astype(np.int64)
+        cost = np.bincount(owners, source.lengths.astype(np.float64) ** self._power)
+        self._check(source, tokens)
+        members: list[list[int]] = [[] for _ in tokens]
+        for number, owner in enumerate(owners.tolist()):
+            members[owner].append(number)
+        totals = np.zeros(self._ranks)
+        plan = []
+        for batch in self._batches(_Items(tokens, cost, self._max_tokens)):
+            loads = np.array([cost[row].sum() for row in batch])
+            placed = np.empty(self._ranks, np.int64)
+            placed[np.argsort(totals, kind="stable")] = np.argsort(-loads, kind="stable")
+            totals += loads[placed]  # the largest row went to the rank that had the least so far
+            plan.append([sorted(chain.from_iterable(members[item] for item in batch[row])) for row in placed])
+        return plan
+
+    def _check(self, source: _Source, tokens: np.ndarray) -> None:
+        """Raise if a response or group does not fit into a row."""
+        for number in np.flatnonzero(source.lengths > self._max_tokens):
+            msg = (
+                f"response {source.responses[number].id!r} of group {source.group_of(number)!r} has "
+                f"{source.lengths[number]} tokens, but max_tokens is {self._max_tokens}: drop the group or raise it"
+            )
+            raise OptionError(msg)
+        for number in np.flatnonzero(tokens > self._max_tokens):
+            lengths = source.lengths[source.group_index == number]
+            msg = (
+                f"group {source.lease.groups[number].id!r} has {tokens[number]} tokens in responses of "
+                f"{', '.join(map(str, lengths))}, but max_tokens is {self._max_tokens}: give split=True or raise it"
+            )
+            raise OptionError(msg)
+
+    def _batches(self, items: _Items) -> list[list[list[int]]]:
+        """Divide items into the fewest micro-batches of a row for each rank."""
+        filled, total = int(np.count_nonzero(items.tokens)), int(items.tokens.sum())
+        for count in range(max(1, -(-total // (self._max_tokens * self._ranks))), filled // self._ranks + 1):
+            rows = [items.fill(items.cost, 1, count * self._ranks)]
+            if self._power > 1:  # long responses may need others of their kind beside them, or there is little room
+                rows += [items.fill(items.cost, count, self._ranks), items.fill(items.tokens, 1, count * self._ranks)]
+            plans = [items.batches(each, self._ranks) for each in rows if each]
+            if plans:
+                return min(plans, key=items.duration)
+        kind, more = ("responses", "") if self._split else ("groups", ", or give split=True")
+        msg = (
+            f"{filled} {kind} with {total} tokens do not fill rows of at most {self._max_tokens} tokens for each of "
+            f"{self._ranks} ranks: lease more groups or raise max_tokens{more}"
+        )
+        raise OptionError(msg)
+
+    def _row(self, source: _Source, columns: dict[str, _Column], row: list[int]) -> dict[str, Any]:
+        """Make the tensors of a row."""
+        lengths = source.lengths[row]
+        form = _Form(self._form, lengths)
+        made: dict[str, Any] = {
+            name: column.gather(row, form, self._padding if name == "tokens" else 0) for name, column in columns.items()
+        }
+        made["group_index"] = torch.from_numpy(source.group_index[row])
+        made["response_index"] = torch.from_numpy(source.response_index[row])
+        made["max_seqlen"] = int(lengths.max())
+        made["positions"] = form.of(torch.from_numpy(np.concatenate([source.steps[:each] for each in lengths])), 0)
+        if self._form == "packed":
+            made["cu_seqlens"] = form.offsets.int()
+        elif form.mask is not None:
+            made["attention_mask"] = form.mask
+        return made
+
+
+class _Source(NamedTuple):
+    """The responses of a lease, numbered over all groups.
+
+    Attributes:
+        lease: The lease.
+        responses: All responses.
+        lengths: Tokens of each, int64.
+        group_index: Number of the group of each, int64.
+        response_index: Number of each in its group, int64.
+        steps: The numbers 0, 1 and so on, as many as the longest response has tokens.
+    """
+
+    lease: Lease
+    responses: list[Response]
+    lengths: np.ndarray
+    group_index: np.ndarray
+    response_index: np.ndarray
+    steps: np.ndarray
+
+    @classmethod
+    def of(cls, lease: Lease) -> _Source:
+        """Number the responses of a lease."""
+        responses = [response for group in lease.groups for response in group.responses]
+        sizes = [len(group.responses) for group in lease.groups]
+        lengths = np.array([len(response.fields["tokens"]) for response in responses], np.int64)
+        owners = np.repeat(np.arange(len(sizes)), sizes)
+        starts = np.cumsum([0, *sizes])
+        index = np.arange(len(lengths)) - starts[owners]
+        return cls(lease, responses, lengths, owners, index, np.arange(lengths.max(initial=0)))
+
+    def group_of(self, number: int) -> str:
+        """Return the id of the group of a response."""
+        return self.lease.groups[self.group_index[number]].id
+
+    def columns(self) -> dict[str, _Column]:
+        """Return the values of each field.
+
+        Raises:
+            SchemaError: A response lacks a field that another one has.
+        """
+        names = dict.fromkeys(name for response in self.responses for name in response.fields)
+        for number, response in enumerate(self.responses):
+            if len(response.fields) < len(names):
+                lacking = next(name for name in names if name not in response.fields)
+                msg = f"response {response.id!r} of group {self.group_of(number)!r} has no {lacking!r}, others have"
+                raise SchemaError(msg)
+        return {name: self._column(name, [response.fields[name] for response in self.responses]) for name in names}
+
+    def _column(self, name: str, values: list[Any]) -> _Column:
+        kinds = set(map(type, values))
+        if kinds == {dict} and all(value.keys() == values[0].keys() for value in values):
+            return _Column({key: self._column(key, [value[key] for value in values]) for key in values[0]}, "dict")
+        lengths = self.lengths.tolist()
+        if name == "version" and kinds == {int, Tensor}:
+            pairs = zip(values, lengths, strict=True)
+            values, kinds = [torch.as_tensor(value).expand(length) for value, length in pairs], {Tensor}
+        if kinds == {Tensor}:
+            pairs = zip(values, lengths, strict=True)
+            if name in PER_TOKEN or all(value.shape[:1] == (length,) for value, length in pairs):
+                return _Column(values, "tokens")
+            if all(value.shape == values[0].shape for value in values):
+                return _Column(torch.stack(values), "rows")
+        if all(issubclass(kind, int | float | np.number | np.bool_) for kind in kinds):
+            return _Column(torch.tensor(values), "rows")
+        return _Column(values, "objects")
+
+
+class _Column(NamedTuple):
+    """Values of a field in all responses: tensors `[N, *]`, one tensor `[S, *]`, other objects, or columns."""
+
+    values: Any
+    kind: Literal["tokens", "rows", "objects", "dict"]
+
+    def gather(self, row: list[int], form: _Form, padding: int) -> Any:
+        """Return the values of some responses."""
+        if self.kind == "dict":
+            return {name: column.gather(row, form, 0) for name, column in self.values.items()}
+        if self.kind == "rows":
+            return self.values[row]
+        values = [self.values[number] for number in row]
+        return form.of(torch.cat(values), padding) if self.kind == "tokens" else values
+
+
+@final
+class _Form:
+    """How the values of a row that exist for each token are returned."""
+
+    def __init__(self, name: str, lengths: np.ndarray) -> None:
+        """Take the tokens of each response."""
+        self.name, self.lengths = name, lengths
+        self.offsets = torch.from_numpy(np.cumsum([0, *lengths]))
+        self.mask: Tensor | None = None
+        """True where a padded tensor has a token."""
+        if name in {"left", "right"}:
+            steps, ends = np.arange(lengths.max()), lengths[:, None]
+            self.mask = torch.from_numpy(steps >= len(steps) - ends if name == "left" else steps < ends)
+
+    def of(self, values: Tensor, padding: int) -> Any:
+        """Return packed values in this form."""
+        if self.mask is not None:
+            padded = values.new_full((*self.mask.shape, *values.shape[1:]), padding)
+            padded[self.mask] = values
+            return padded
+        if self.name == "nested":
+            return torch.nested.nested_tensor_from_jagged(values, self.offsets)
+        return list(values.split(self.lengths.tolist())) if self.name == "list" else values
+
+
+# -- rows -------------------------------------------------------------------------------------------------------------
+
+
+class _Items(NamedTuple):
+    """What is divided into rows: groups, or responses.
+
+    Libraries that divide numbers into even sums (Karmarkar-Karp) have no bound on another sum, as the tokens of a row
+    are when its cost is to be even.
+
+    Attributes:
+        tokens: Tokens of each item, int64.
+        cost: Cost of each item, float64.
+        most: Most tokens of a row.
+    """
+
+    tokens: np.ndarray
+    cost: np.ndarray
+    most: int
+
+    def fill(self, weights: np.ndarray, blocks: int, rows: int) -> list[list[int]] | None:
+        """Place items into blocks of rows, the largest first; None if one finds no row, or a row stays empty."""
+        left = np.argsort(-weights, kind="stable").tolist()
+        filled: list[list[int]] = []
+        for block in range(blocks):
+            more = blocks - block - 1
+            share = self.tokens[left].sum() / (more + 1) if more else math.inf
+            members, left = self._place(left, weights, rows, share)
+            filled += members
+        return None if left or not all(self.tokens[row].any() for row in filled) else filled
+
+    def _place(
+        self, items: list[int], weights: np.ndarray, rows: int, share: float
+    ) -> tuple[list[list[int]], list[int]]:
+        """Place each item in the row of least weight that has room until they have a number of tokens."""
+        heap = [(0.0, row) for row in range(rows)]
+        room, members, left = [self.most] * rows, [[] for _ in range(rows)], []
+        for number, item in enumerate(items):
+            if share <= 0:
+                left += items[number:]
+                break
+            full = []
+            while heap and room[heap[0][1]] < self.tokens[item]:
+                full.append(heappop(heap))
+            if heap:
+                weight, row = heap[0]
+                heapreplace(heap, (weight + float(weights[item]), row))
+                room[row] -= int(self.tokens[item])
+                share -= int(self.tokens[item])
+                members[row].append(item)
+            else:
+                left.append(item)
+            for each in full:
+                heappush(heap, each)
+        return members, left
+
+    def batches(self, rows: list[list[int]], ranks: int) -> list[list[list[int]]]:
+        """Divide rows into micro-batches of similar ones."""
+        rows = sorted(rows, key=lambda row: -self.cost[row].sum())
+        batches = [rows[start : start + ranks] for start in range(0, len(rows), ranks)]
+        for batch in batches:
+            self._make_even(batch)
+        return batches
+
+    def duration(self, batches: list[list[list[int]]]) -> float:
+        """Return the cost of the largest rows of all micro-batches."""
+        return sum(max(float(self.cost[row].sum()) for row in batch) for batch in batches)
+
+    def _make_even(self, rows: list[list[int]]) -> None:
+        """Exchange items between the row of greatest cost and another one while that lowers the greater of both."""
+        loads = np.array([self.cost[row].sum() for row in rows])
+        while loads.max() > (1 + _EVEN) * loads.mean():
+            largest = int(loads.argmax())
+            for other in np.argsort(loads, kind="stable").tolist():
+                if other != largest and self._exchange(rows[largest], rows[other]):
+                    break
+            else:
+                return
+            loads[[largest, other]] = self.cost[rows[largest]].sum(), self.cost[rows[other]].sum()
+
+    def _exchange(self, a: list[int], b: list[int]) -> bool:
+        """Exchange the items of two rows, or move one from `a` to `b`, that make their costs most even."""
+
+        def differences(values: np.ndarray) -> np.ndarray:
+            return values[a][:, None] - np.append(values[b], 0)
+
+        moved, shifted = differences(self.cost), differences(self.tokens)
+        after = np.maximum(self.cost[a].sum() - moved, self.cost[b].sum() + moved)
+        room = (self.tokens[a].sum() - shifted <= self.most) & (self.tokens[b].sum() + shifted <= self.most)
+        after[~room] = np.inf
+        first, second = np.unravel_index(after.argmin(), after.shape)
+        if after[first, second] >= self.cost[a].sum():
+            return False
+        given = a.pop(int(first))
+        if second < len(b):
+            a.append(b.pop(int(second)))
+        b.append(given)
+        return True
