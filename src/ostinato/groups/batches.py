@@ -16,6 +16,8 @@ from ostinato.errors import OptionError, SchemaError
 from ostinato.groups.records import PER_TOKEN
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from ostinato.groups.records import Lease, Response
 
 _FORMS = ("packed", "left", "right", "nested", "list")
@@ -75,7 +77,8 @@ class TokenBudget:
         """Return the rows of all ranks: `batches[micro-batch][rank]`.
 
         A row is a dict with copies of the fields that the responses have. Those with a value for each token are in the
-        form that was asked for; numbers are a tensor `[S]`, and all others a list. To these come
+        form that was asked for; numbers are a tensor `[S]`, and all others a list. The tensors of all rows share memory
+        that was allocated once. To the fields come
 
         - `group_index` and `response_index`: int64 `[S]`, the group in the lease and the response in the group;
         - `cu_seqlens`: int32 `[S + 1]`, where each response begins and the last one ends, if packed;
@@ -88,8 +91,8 @@ class TokenBudget:
             SchemaError: A response lacks a field that another one has.
         """
         source = _Source.of(lease)
-        columns = source.columns()
-        return [[self._row(source, columns, row) for row in rows] for rows in self._plan(source)]
+        made = self._made(source, list(chain.from_iterable(self._plan(source))))
+        return [made[start : start + self._ranks] for start in range(0, len(made), self._ranks)]
 
     def of_rank(self, lease: Lease, rank: int) -> list[dict[str, Any]]:
         """Return the rows of one rank, one in each micro-batch; raises as `batches`."""
@@ -97,8 +100,7 @@ class TokenBudget:
             msg = f"rank must be below ranks, which is {self._ranks}, got {rank}"
             raise OptionError(msg)
         source = _Source.of(lease)
-        columns = source.columns()
-        return [self._row(source, columns, rows[rank]) for rows in self._plan(source)]
+        return self._made(source, [rows[rank] for rows in self._plan(source)])
 
     def _plan(self, source: _Source) -> list[list[list[int]]]:
         owners = np.arange(len(source.lengths)) if self._split else source.group_index
@@ -151,22 +153,20 @@ class TokenBudget:
         )
         raise OptionError(msg)
 
-    def _row(self, source: _Source, columns: dict[str, _Column], row: list[int]) -> dict[str, Any]:
-        """Make the tensors of a row."""
-        lengths = source.lengths[row]
-        form = _Form(self._form, lengths)
-        made: dict[str, Any] = {
-            name: column.gather(row, form, self._padding if name == "tokens" else 0) for name, column in columns.items()
-        }
-        made["group_index"] = torch.from_numpy(source.group_index[row])
-        made["response_index"] = torch.from_numpy(source.response_index[row])
-        made["max_seqlen"] = int(lengths.max())
-        made["positions"] = form.of(torch.from_numpy(np.concatenate([source.steps[:each] for each in lengths])), 0)
-        if self._form == "packed":
-            made["cu_seqlens"] = form.offsets.int()
-        elif form.mask is not None:
-            made["attention_mask"] = form.mask
-        return made
+    def _made(self, source: _Source, rows: list[list[int]]) -> list[dict[str, Any]]:
+        """Make the tensors of rows: of all at once, which are then divided."""
+        layout = _Layout(self._form, source.lengths, rows)
+        made = {name: column.gather(layout, self._padding * (name == "tokens")) for name, column in source.columns()}
+        made["group_index"] = layout.of_responses(torch.from_numpy(source.group_index[layout.order]))
+        made["response_index"] = layout.of_responses(torch.from_numpy(source.response_index[layout.order]))
+        made["max_seqlen"] = np.maximum.reduceat(layout.lengths, layout.starts).tolist()
+        steps = torch.arange(max(made["max_seqlen"]), device="cpu")
+        until = {length: steps[:length] for length in np.unique(layout.lengths).tolist()}
+        made["positions"] = layout.of_tokens(torch.cat([until[length] for length in layout.lengths.tolist()]), 0)
+        return [
+            dict(zip(made, values, strict=True)) | layout.more(n)
+            for n, values in enumerate(zip(*made.values(), strict=True))
+        ]
 
 
 class _Source(NamedTuple):
@@ -178,7 +178,6 @@ class _Source(NamedTuple):
         lengths: Tokens of each, int64.
         group_index: Number of the group of each, int64.
         response_index: Number of each in its group, int64.
-        steps: The numbers 0, 1 and so on, as many as the longest response has tokens.
     """
 
     lease: Lease
@@ -186,36 +185,38 @@ class _Source(NamedTuple):
     lengths: np.ndarray
     group_index: np.ndarray
     response_index: np.ndarray
-    steps: np.ndarray
 
     @classmethod
     def of(cls, lease: Lease) -> _Source:
         """Number the responses of a lease."""
         responses = [response for group in lease.groups for response in group.responses]
         sizes = [len(group.responses) for group in lease.groups]
-        lengths = np.array([len(response.fields["tokens"]) for response in responses], np.int64)
+        lengths = np.array([response.fields["tokens"].numel() for response in responses], np.int64)
         owners = np.repeat(np.arange(len(sizes)), sizes)
         starts = np.cumsum([0, *sizes])
         index = np.arange(len(lengths)) - starts[owners]
-        return cls(lease, responses, lengths, owners, index, np.arange(lengths.max(initial=0)))
+        return cls(lease, responses, lengths, owners, index)
 
     def group_of(self, number: int) -> str:
         """Return the id of the group of a response."""
         return self.lease.groups[self.group_index[number]].id
 
-    def columns(self) -> dict[str, _Column]:
-        """Return the values of each field.
+    def columns(self) -> Iterator[tuple[str, _Column]]:
+        """Yield the values of each field.
 
         Raises:
             SchemaError: A response lacks a field that another one has.
         """
-        names = dict.fromkeys(name for response in self.responses for name in response.fields)
-        for number, response in enumerate(self.responses):
-            if len(response.fields) < len(names):
-                lacking = next(name for name in names if name not in response.fields)
-                msg = f"response {response.id!r} of group {self.group_of(number)!r} has no {lacking!r}, others have"
+        fields = [response.fields for response in self.responses]
+        names = dict.fromkeys(chain.from_iterable(fields))
+        for number, each in enumerate(fields):
+            if len(each) < len(names):
+                lacking = next(name for name in names if name not in each)
+                name = self.responses[number].id
+                msg = f"response {name!r} of group {self.group_of(number)!r} has no {lacking!r}, others have"
                 raise SchemaError(msg)
-        return {name: self._column(name, [response.fields[name] for response in self.responses]) for name in names}
+        for name in names:
+            yield name, self._column(name, [each[name] for each in fields])
 
     def _column(self, name: str, values: list[Any]) -> _Column:
         kinds = set(map(type, values))
@@ -242,39 +243,69 @@ class _Column(NamedTuple):
     values: Any
     kind: Literal["tokens", "rows", "objects", "dict"]
 
-    def gather(self, row: list[int], form: _Form, padding: int) -> Any:
-        """Return the values of some responses."""
+    def gather(self, layout: _Layout, padding: int) -> Sequence[Any]:
+        """Return the values of each row."""
         if self.kind == "dict":
-            return {name: column.gather(row, form, 0) for name, column in self.values.items()}
+            made = {name: column.gather(layout, 0) for name, column in self.values.items()}
+            return [dict(zip(made, values, strict=True)) for values in zip(*made.values(), strict=True)]
         if self.kind == "rows":
-            return self.values[row]
-        values = [self.values[number] for number in row]
-        return form.of(torch.cat(values), padding) if self.kind == "tokens" else values
+            return layout.of_responses(self.values[torch.from_numpy(layout.order)])
+        values = [self.values[number] for number in layout.order.tolist()]
+        if self.kind == "tokens":
+            return layout.of_tokens(torch.cat(values), padding)
+        return [values[start : start + count] for start, count in zip(layout.starts, layout.counts, strict=True)]
 
 
 @final
-class _Form:
-    """How the values of a row that exist for each token are returned."""
+class _Layout:
+    """The responses of rows, one behind the other."""
 
-    def __init__(self, name: str, lengths: np.ndarray) -> None:
-        """Take the tokens of each response."""
-        self.name, self.lengths = name, lengths
-        self.offsets = torch.from_numpy(np.cumsum([0, *lengths]))
-        self.mask: Tensor | None = None
-        """True where a padded tensor has a token."""
-        if name in {"left", "right"}:
-            steps, ends = np.arange(lengths.max()), lengths[:, None]
-            self.mask = torch.from_numpy(steps >= len(steps) - ends if name == "left" else steps < ends)
+    def __init__(self, form: str, lengths: np.ndarray, rows: list[list[int]]) -> None:
+        """Take the form of values of tokens, the tokens of each response and the responses of each row."""
+        self.form = form
+        self.counts = [len(row) for row in rows]
+        self.order = np.fromiter(chain.from_iterable(rows), np.int64)
+        self.lengths = lengths[self.order]
+        self.starts = np.cumsum([0, *self.counts[:-1]])
+        self.tokens = np.add.reduceat(self.lengths, self.starts).tolist()
+        ends = np.insert(self.lengths, self.starts, 0).cumsum() - np.repeat(
+            np.cumsum([0, *self.tokens[:-1]]), np.add(self.counts, 1)
+        )
+        self.ends = torch.from_numpy(ends.astype(np.int32)).split([count + 1 for count in self.counts])
+        """Where the responses of each row begin, and where the last one ends."""
+        self.masks = [self._mask(each.diff()) for each in self.ends] if form in {"left", "right"} else []
+        """For each row, True where a padded tensor has a token."""
 
-    def of(self, values: Tensor, padding: int) -> Any:
-        """Return packed values in this form."""
-        if self.mask is not None:
-            padded = values.new_full((*self.mask.shape, *values.shape[1:]), padding)
-            padded[self.mask] = values
-            return padded
-        if self.name == "nested":
-            return torch.nested.nested_tensor_from_jagged(values, self.offsets)
-        return list(values.split(self.lengths.tolist())) if self.name == "list" else values
+    def _mask(self, lengths: Tensor) -> Tensor:
+        steps, ends = torch.arange(int(lengths.max()), device="cpu"), lengths[:, None]
+        return steps >= len(steps) - ends if self.form == "left" else steps < ends
+
+    def of_responses(self, values: Tensor) -> Sequence[Tensor]:
+        """Divide values of responses into those of rows."""
+        return values.split(self.counts)
+
+    def of_tokens(self, values: Tensor, padding: int) -> Sequence[Any]:
+        """Divide values of tokens into those of rows, and return them in the form that was asked for."""
+        packed = values.split(self.tokens)
+        if self.form == "packed":
+            return packed
+        return [self._formed(number, each, padding) for number, each in enumerate(packed)]
+
+    def _formed(self, number: int, values: Tensor, padding: int) -> Any:
+        if self.form == "nested":
+            return torch.nested.nested_tensor_from_jagged(values, self.ends[number].long())
+        if self.form == "list":
+            return list(values.split(self.ends[number].diff().tolist()))
+        mask = self.masks[number]
+        padded = values.new_full((*mask.shape, *values.shape[1:]), padding)
+        padded[mask] = values
+        return padded
+
+    def more(self, number: int) -> dict[str, Any]:
+        """Return what a row has in this form only."""
+        if self.form == "packed":
+            return {"cu_seqlens": self.ends[number]}
+        return {"attention_mask": self.masks[number]} if self.masks else {}
 
 
 # -- rows -------------------------------------------------------------------------------------------------------------

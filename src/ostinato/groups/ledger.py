@@ -47,8 +47,8 @@ class Place(Protocol):
     def nbytes(self) -> int:
         """Bytes of the record."""
 
-    def read(self) -> bytearray:
-        """Return the body of the record."""
+    def read(self) -> memoryview:
+        """Return the body of the record, which can be written."""
 
     def need(self, nbytes: int) -> None:
         """Add to the bytes that are needed in the file of the place; negative when they are not needed any more."""

@@ -8,7 +8,7 @@ it) and `tensors` (dtype, shape and offset of each). Decoding makes plain data o
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
 import torch
@@ -114,8 +114,8 @@ def event_of(body: bytes | bytearray | memoryview, where: str) -> dict[str, Any]
     return event
 
 
-def payload_of(body: bytearray, where: str, index: int | None = None) -> Any:
-    """Return the values of a record; its tensors are views of `body`.
+def payload_of(body: bytearray | memoryview, where: str, index: int | None = None) -> Any:
+    """Return the values of a record; its tensors are views of `body`, which can be written.
 
     Args:
         body: The bytes of the record.
@@ -138,7 +138,8 @@ def payload_of(body: bytearray, where: str, index: int | None = None) -> Any:
                 raise ValueError
         except (KeyError, IndexError, ValueError, TypeError):
             damaged(where, f"no tensor {name[:20]}")
-        return torch.frombuffer(body, dtype=torch.uint8, count=count, offset=start + offset).view(dtype).view(shape)
+        count //= dtype.itemsize
+        return torch.frombuffer(body, dtype=dtype, count=count, offset=start + offset).view(shape)
 
     node = head.get("payload")
     if index is not None:
@@ -146,6 +147,76 @@ def payload_of(body: bytearray, where: str, index: int | None = None) -> Any:
             damaged(where, f"no value {index}")
         node = node[index]
     return decode(node, where=where, load=load)
+
+
+# -- values in memory -------------------------------------------------------------------------------------------------
+
+
+def copied(value: Any) -> Any:
+    """Return a copy of a value, equal to what is decoded after it was encoded."""
+    kind = type(value)
+    if kind in _CONSTANT:
+        return value
+    if kind is dict:
+        return {name: copied(item) for name, item in value.items()}
+    if kind is list or kind is tuple:
+        return kind(map(copied, value))
+    if kind is Tensor and value.is_cpu and value.layout is torch.strided and not value.is_complex():
+        return value.detach().clone(memory_format=torch.contiguous_format).resolve_neg()
+    return payload_of(bytearray(pack({}, Payload.of(value, "a value"))), "a value")
+
+
+_CONSTANT = frozenset({type(None), bool, int, float, str, bytes})
+
+
+class Held(NamedTuple):
+    """The prompt of a group and the parts of each response, all that were appended."""
+
+    prompt: Any
+    responses: dict[str, list[dict[str, Any]]]
+    nbytes: list[int]
+    """Of the records of each."""
+
+
+@final
+class Recent:
+    """Values of groups that were not leased yet, in memory up to a number of bytes. The log has all of them."""
+
+    def __init__(self, most_bytes: int) -> None:
+        """Hold nothing."""
+        self._left = most_bytes
+        self._groups: dict[str, Held] = {}
+
+    def __contains__(self, group: str) -> bool:
+        """Whether a group is held."""
+        return group in self._groups
+
+    def admit(self, groups: Sequence[str], prompts: Sequence[Any], nbytes: int) -> None:
+        """Hold groups, if there is room for the record of their prompts."""
+        if nbytes <= self._left:
+            self._left -= nbytes
+            share = nbytes // len(groups)
+            for group, prompt in zip(groups, prompts, strict=True):
+                self._groups[group] = Held(copied(prompt), {}, [share])
+
+    def append(self, group: str, response: str, fields: dict[str, Any] | None, nbytes: int) -> None:
+        """Hold a part of a response; without its fields or room, the group is not held any more."""
+        held = self._groups.get(group)
+        if held is None:
+            return
+        if fields is None or nbytes > self._left:
+            self.take(group)
+            return
+        self._left -= nbytes
+        held.nbytes.append(nbytes)
+        held.responses.setdefault(response, []).append(fields)
+
+    def take(self, group: str) -> Held | None:
+        """Return the values of a group, which belong to the caller then; None if they are not held."""
+        held = self._groups.pop(group, None)
+        if held is not None:
+            self._left += sum(held.nbytes)
+        return held
 
 
 # -- responses --------------------------------------------------------------------------------------------------------
@@ -204,12 +275,14 @@ class Prepared(NamedTuple):
 
     Attributes:
         payload: Its values.
+        fields: Its fields, whose tensors may be those of the caller.
         tokens: Number of its tokens.
         version: The oldest policy version in it; None if none was given.
         columns: Name, dtype and shape of an element of each tensor that continues from part to part.
     """
 
     payload: Payload
+    fields: dict[str, Any]
     tokens: int
     version: int | None
     columns: tuple[str, ...]
@@ -248,7 +321,7 @@ def prepare(response: Mapping[str, Any]) -> Prepared:
         for name, value in sorted(fields.items())
         if isinstance(value, Tensor) and value.ndim and name != "version"
     )
-    return Prepared(Payload.of(fields, "response"), count, _oldest(fields.get("version")), columns)
+    return Prepared(Payload.of(fields, "response"), fields, count, _oldest(fields.get("version")), columns)
 
 
 def _oldest(version: Any) -> int | None:
