@@ -17,13 +17,14 @@ from torch import Tensor
 
 from ostinato.durable.arrays import DTYPES, check_shape, dtype_name, host_view, shape_nbytes
 from ostinato.durable.files import damaged
-from ostinato.durable.manifest import canonical, decode, encode, parse_json
+from ostinato.durable.manifest import canonical, decode, encode, parse_first, parse_json
 from ostinato.errors import KindError, SchemaError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 _LENGTH = struct.Struct("<I")
+_EVENT = b'{"event":'
 _ALIGNMENT = 8
 PER_TOKEN = ("tokens", "mask", "logprobs")
 """Fields of a response that have one value for each token."""
@@ -34,15 +35,20 @@ class Payload(NamedTuple):
 
     Attributes:
         node: The values as JSON; tensors stand in it by their numbers.
-        tensors: Dtype, shape and offset of each.
+        tensors: Dtype, shape and offset of each, as JSON.
         chunks: Their bytes and the padding between them.
         digest: XXH3-64 of all of it, in hexadecimal digits.
     """
 
-    node: Any
-    tensors: list[list[Any]]
+    node: bytes
+    tensors: bytes
     chunks: list[bytes | memoryview]
     digest: str
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all values."""
+        return len(self.node) + sum(map(len, self.chunks))
 
     @classmethod
     def of(cls, value: object, where: str) -> Payload:
@@ -52,11 +58,12 @@ class Payload(NamedTuple):
             CheckpointError: It has a part of a type that cannot be saved; names the part.
         """
         tensors = _Tensors()
-        node = encode(value, where=where, store=tensors.add, inline_bytes=0)
-        digest = xxhash.xxh3_64(canonical([node, tensors.described]))
+        node = canonical(encode(value, where=where, store=tensors.add, inline_bytes=0))
+        described = canonical(tensors.described)
+        digest = xxhash.xxh3_64(b"[%b,%b]" % (node, described))
         for chunk in tensors.chunks:
             digest.update(chunk)
-        return cls(node, tensors.described, tensors.chunks, digest.hexdigest())
+        return cls(node, described, tensors.chunks, digest.hexdigest())
 
 
 class _Tensors:
@@ -87,10 +94,9 @@ def _bytes_of(tensor: Tensor) -> memoryview:
 
 def pack(event: dict[str, Any], payload: Payload | None = None) -> bytes:
     """Return the body of a record."""
-    head: dict[str, Any] = {"event": event}
+    text = canonical({"event": event})
     if payload is not None:
-        head |= {"payload": payload.node, "tensors": payload.tensors}
-    text = canonical(head)
+        text = b'%b,"payload":%b,"tensors":%b}' % (text[:-1], payload.node, payload.tensors)
     text += b" " * (-(_LENGTH.size + len(text)) % _ALIGNMENT)
     return b"".join((_LENGTH.pack(len(text)), text, *(payload.chunks if payload is not None else ())))
 
@@ -105,12 +111,17 @@ def _head_of(body: bytes | bytearray | memoryview, where: str) -> tuple[dict[str
 
 
 def event_of(body: bytes | bytearray | memoryview, where: str) -> dict[str, Any]:
-    """Return the event of a record.
+    """Return the event of a record, with which its JSON begins; the rest is not parsed.
 
     Raises:
         DamagedFileError: The body is not one of a record; the message begins with `where`.
     """
-    event: dict[str, Any] = _head_of(body, where)[0]["event"]
+    start = _LENGTH.size + len(_EVENT)
+    if body[_LENGTH.size : start] != _EVENT:
+        damaged(where, "not a record of groups")
+    event = parse_first(bytes(body[start : _LENGTH.size + _LENGTH.unpack_from(body)[0]]), where)
+    if not isinstance(event, dict):
+        damaged(where, "not a record of groups")
     return event
 
 
