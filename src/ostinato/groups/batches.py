@@ -103,24 +103,29 @@ class TokenBudget:
         return self._made(source, [rows[rank] for rows in self._plan(source)])
 
     def _plan(self, source: _Source) -> list[list[list[int]]]:
-        owners = np.arange(len(source.lengths)) if self._split else source.group_index
-        tokens = np.bincount(owners, source.lengths).astype(np.int64)
-        cost = np.bincount(owners, source.lengths.astype(np.float64) ** self._power)
-        self._check(source, tokens)
-        members: list[list[int]] = [[] for _ in tokens]
-        for number, owner in enumerate(owners.tolist()):
+        owners = (np.arange(len(source.lengths)) if self._split else source.group_index).tolist()
+        members: list[list[int]] = [[] for _ in (owners if self._split else source.lease.groups)]
+        for number, owner in enumerate(owners):
             members[owner].append(number)
-        totals = np.zeros(self._ranks)
+        lengths = source.lengths.tolist()
+        tokens = [sum(lengths[number] for number in each) for each in members]
+        cost = [sum(lengths[number] ** self._power for number in each) for each in members]
+        self._check(source, members, tokens)
+        items = _Items(tokens, cost, self._max_tokens)
+        totals = [0] * self._ranks
         plan = []
-        for batch in self._batches(_Items(tokens, cost, self._max_tokens)):
-            loads = np.array([cost[row].sum() for row in batch])
-            placed = np.empty(self._ranks, np.int64)
-            placed[np.argsort(totals, kind="stable")] = np.argsort(-loads, kind="stable")
-            totals += loads[placed]  # the largest row went to the rank that had the least so far
-            plan.append([sorted(chain.from_iterable(members[item] for item in batch[row])) for row in placed])
+        for batch in self._batches(items):
+            ranks = sorted(
+                range(self._ranks), key=totals.__getitem__
+            )  # the largest row to the one with the least so far
+            placed = dict(zip(ranks, sorted(batch, key=items.load, reverse=True), strict=True))
+            totals = [total + items.load(placed[rank]) for rank, total in enumerate(totals)]
+            plan.append(
+                [sorted(chain.from_iterable(members[each] for each in row)) for _, row in sorted(placed.items())]
+            )
         return plan
 
-    def _check(self, source: _Source, tokens: np.ndarray) -> None:
+    def _check(self, source: _Source, members: list[list[int]], tokens: list[int]) -> None:
         """Raise if a response or group does not fit into a row."""
         for number in np.flatnonzero(source.lengths > self._max_tokens):
             msg = (
@@ -128,17 +133,18 @@ class TokenBudget:
                 f"{source.lengths[number]} tokens, but max_tokens is {self._max_tokens}: drop the group or raise it"
             )
             raise OptionError(msg)
-        for number in np.flatnonzero(tokens > self._max_tokens):
-            lengths = source.lengths[source.group_index == number]
-            msg = (
-                f"group {source.lease.groups[number].id!r} has {tokens[number]} tokens in responses of "
-                f"{', '.join(map(str, lengths))}, but max_tokens is {self._max_tokens}: give split=True or raise it"
-            )
-            raise OptionError(msg)
+        for each, total in zip(members, tokens, strict=True):
+            if total > self._max_tokens:
+                lengths = ", ".join(map(str, source.lengths[each]))
+                msg = (
+                    f"group {source.group_of(each[0])!r} has {total} tokens in responses of {lengths}, but max_tokens is "
+                    f"{self._max_tokens}: give split=True or raise it"
+                )
+                raise OptionError(msg)
 
     def _batches(self, items: _Items) -> list[list[list[int]]]:
         """Divide items into the fewest micro-batches of a row for each rank."""
-        filled, total = int(np.count_nonzero(items.tokens)), int(items.tokens.sum())
+        filled, total = sum(map(bool, items.tokens)), sum(items.tokens)
         for count in range(max(1, -(-total // (self._max_tokens * self._ranks))), filled // self._ranks + 1):
             rows = [items.fill(items.cost, 1, count * self._ranks)]
             if self._power > 1:  # long responses may need others of their kind beside them, or there is little room
@@ -208,14 +214,13 @@ class _Source(NamedTuple):
             SchemaError: A response lacks a field that another one has.
         """
         fields = [response.fields for response in self.responses]
-        names = dict.fromkeys(chain.from_iterable(fields))
-        for number, each in enumerate(fields):
-            if len(each) < len(names):
-                lacking = next(name for name in names if name not in each)
-                name = self.responses[number].id
-                msg = f"response {name!r} of group {self.group_of(number)!r} has no {lacking!r}, others have"
-                raise SchemaError(msg)
-        for name in names:
+        if any(each.keys() != fields[0].keys() for each in fields):
+            names = dict.fromkeys(chain.from_iterable(fields))
+            number, name = next((n, name) for n, each in enumerate(fields) for name in names if name not in each)
+            response = self.responses[number].id
+            msg = f"response {response!r} of group {self.group_of(number)!r} has no {name!r}, others have"
+            raise SchemaError(msg)
+        for name in fields[0]:
             yield name, self._column(name, [each[name] for each in fields])
 
     def _column(self, name: str, values: list[Any]) -> _Column:
@@ -318,31 +323,34 @@ class _Items(NamedTuple):
     are when its cost is to be even.
 
     Attributes:
-        tokens: Tokens of each item, int64.
-        cost: Cost of each item, float64.
+        tokens: Tokens of each item.
+        cost: Cost of each item.
         most: Most tokens of a row.
     """
 
-    tokens: np.ndarray
-    cost: np.ndarray
+    tokens: list[int]
+    cost: list[int]
     most: int
 
-    def fill(self, weights: np.ndarray, blocks: int, rows: int) -> list[list[int]] | None:
+    def load(self, row: list[int]) -> int:
+        """Return the cost of a row."""
+        return sum([self.cost[item] for item in row])
+
+    def fill(self, weights: list[int], blocks: int, rows: int) -> list[list[int]] | None:
         """Place items into blocks of rows, the largest first; None if one finds no row, or a row stays empty."""
-        left = np.argsort(-weights, kind="stable").tolist()
+        left = sorted(range(len(weights)), key=weights.__getitem__, reverse=True)
         filled: list[list[int]] = []
-        for block in range(blocks):
-            more = blocks - block - 1
-            share = self.tokens[left].sum() / (more + 1) if more else math.inf
+        for more in reversed(range(blocks)):
+            share = sum(self.tokens[item] for item in left) / (more + 1) if more else math.inf
             members, left = self._place(left, weights, rows, share)
             filled += members
-        return None if left or not all(self.tokens[row].any() for row in filled) else filled
+        return None if left or not all(any(self.tokens[item] for item in row) for row in filled) else filled
 
     def _place(
-        self, items: list[int], weights: np.ndarray, rows: int, share: float
+        self, items: list[int], weights: list[int], rows: int, share: float
     ) -> tuple[list[list[int]], list[int]]:
         """Place each item in the row of least weight that has room until they have a number of tokens."""
-        heap = [(0.0, row) for row in range(rows)]
+        heap = [(0, row) for row in range(rows)]
         room, members, left = [self.most] * rows, [[] for _ in range(rows)], []
         for number, item in enumerate(items):
             if share <= 0:
@@ -353,9 +361,9 @@ class _Items(NamedTuple):
                 full.append(heappop(heap))
             if heap:
                 weight, row = heap[0]
-                heapreplace(heap, (weight + float(weights[item]), row))
-                room[row] -= int(self.tokens[item])
-                share -= int(self.tokens[item])
+                heapreplace(heap, (weight + weights[item], row))
+                room[row] -= self.tokens[item]
+                share -= self.tokens[item]
                 members[row].append(item)
             else:
                 left.append(item)
@@ -365,40 +373,40 @@ class _Items(NamedTuple):
 
     def batches(self, rows: list[list[int]], ranks: int) -> list[list[list[int]]]:
         """Divide rows into micro-batches of similar ones."""
-        rows = sorted(rows, key=lambda row: -self.cost[row].sum())
+        rows = sorted(rows, key=self.load, reverse=True)
         batches = [rows[start : start + ranks] for start in range(0, len(rows), ranks)]
         for batch in batches:
             self._make_even(batch)
         return batches
 
-    def duration(self, batches: list[list[list[int]]]) -> float:
+    def duration(self, batches: list[list[list[int]]]) -> int:
         """Return the cost of the largest rows of all micro-batches."""
-        return sum(max(float(self.cost[row].sum()) for row in batch) for batch in batches)
+        return sum(max(map(self.load, batch)) for batch in batches)
 
     def _make_even(self, rows: list[list[int]]) -> None:
         """Exchange items between the row of greatest cost and another one while that lowers the greater of both."""
-        loads = np.array([self.cost[row].sum() for row in rows])
-        while loads.max() > (1 + _EVEN) * loads.mean():
-            largest = int(loads.argmax())
-            for other in np.argsort(loads, kind="stable").tolist():
+        loads = list(map(self.load, rows))
+        while max(loads) * len(rows) > (1 + _EVEN) * sum(loads):
+            largest = loads.index(max(loads))
+            for other in sorted(range(len(rows)), key=loads.__getitem__)[:-1]:
                 if other != largest and self._exchange(rows[largest], rows[other]):
                     break
             else:
                 return
-            loads[[largest, other]] = self.cost[rows[largest]].sum(), self.cost[rows[other]].sum()
+            loads = list(map(self.load, rows))
 
     def _exchange(self, a: list[int], b: list[int]) -> bool:
         """Exchange the items of two rows, or move one from `a` to `b`, that make their costs most even."""
 
-        def differences(values: np.ndarray) -> np.ndarray:
-            return values[a][:, None] - np.append(values[b], 0)
+        def differences(values: list[int]) -> np.ndarray:
+            return np.array([values[item] for item in a])[:, None] - np.array([*(values[item] for item in b), 0])
 
         moved, shifted = differences(self.cost), differences(self.tokens)
-        after = np.maximum(self.cost[a].sum() - moved, self.cost[b].sum() + moved)
-        room = (self.tokens[a].sum() - shifted <= self.most) & (self.tokens[b].sum() + shifted <= self.most)
-        after[~room] = np.inf
+        after = np.maximum(self.load(a) - moved, self.load(b) + moved)
+        most, least = (self.most - sum(self.tokens[item] for item in row) for row in (b, a))
+        after[(shifted > most) | (-shifted > least)] = self.load(a)
         first, second = np.unravel_index(after.argmin(), after.shape)
-        if after[first, second] >= self.cost[a].sum():
+        if after[first, second] >= self.load(a):
             return False
         given = a.pop(int(first))
         if second < len(b):
