@@ -137,8 +137,8 @@ class TokenBudget:
             if total > self._max_tokens:
                 lengths = ", ".join(map(str, source.lengths[each]))
                 msg = (
-                    f"group {source.group_of(each[0])!r} has {total} tokens in responses of {lengths}, but max_tokens is "
-                    f"{self._max_tokens}: give split=True or raise it"
+                    f"group {source.group_of(each[0])!r} has {total} tokens in responses of {lengths}, but max_tokens "
+                    f"is {self._max_tokens}: give split=True or raise it"
                 )
                 raise OptionError(msg)
 
