@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import threading
+import weakref
 from heapq import heappop, heappush, heapreplace
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, final
@@ -16,7 +18,7 @@ from ostinato.errors import OptionError, SchemaError
 from ostinato.groups.records import PER_TOKEN
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from ostinato.groups.records import Lease, Response
 
@@ -62,7 +64,8 @@ class TokenBudget:
         self._power = 2 if check_choice("balance", balance, ("tokens", "attention")) == "attention" else 1
         self._split = split
         self._form = check_choice("form", form, _FORMS)
-        self._padding = padding
+        self._padding = check_integer("padding", padding)
+        self._memory = _Memory()
 
     def plan(self, lease: Lease) -> list[list[list[int]]]:
         """Return the responses in each row: `plan[micro-batch][rank]` numbers them over all groups of the lease.
@@ -77,8 +80,8 @@ class TokenBudget:
         """Return the rows of all ranks: `batches[micro-batch][rank]`.
 
         A row is a dict with copies of the fields that the responses have. Those with a value for each token are in the
-        form that was asked for; numbers are a tensor `[S]`, and all others a list. The tensors of all rows share memory
-        that was allocated once. To the fields come
+        form that was asked for; numbers are a tensor `[S]`, and all others a list. The tensors of all rows share
+        memory, which a later call uses again when none of them is left. To the fields come
 
         - `group_index` and `response_index`: int64 `[S]`, the group in the lease and the response in the group;
         - `cu_seqlens`: int32 `[S + 1]`, where each response begins and the last one ends, if packed;
@@ -161,14 +164,14 @@ class TokenBudget:
 
     def _made(self, source: _Source, rows: list[list[int]]) -> list[dict[str, Any]]:
         """Make the tensors of rows: of all at once, which are then divided."""
-        layout = _Layout(self._form, source.lengths, rows)
-        made = {name: column.gather(layout, self._padding * (name == "tokens")) for name, column in source.columns()}
+        layout = _Layout(self._form, self._padding, source.lengths, rows, self._memory)
+        made = {name: source.gather(name, values, layout) for name, values in source.fields().items()}
         made["group_index"] = layout.of_responses(torch.from_numpy(source.group_index[layout.order]))
         made["response_index"] = layout.of_responses(torch.from_numpy(source.response_index[layout.order]))
         made["max_seqlen"] = np.maximum.reduceat(layout.lengths, layout.starts).tolist()
         steps = torch.arange(max(made["max_seqlen"]), device="cpu")
         until = {length: steps[:length] for length in np.unique(layout.lengths).tolist()}
-        made["positions"] = layout.of_tokens(torch.cat([until[length] for length in layout.lengths.tolist()]), 0)
+        made["positions"] = layout.of_tokens([until[length] for length in layout.lengths.tolist()])
         return [
             dict(zip(made, values, strict=True)) | layout.more(n)
             for n, values in enumerate(zip(*made.values(), strict=True))
@@ -207,8 +210,8 @@ class _Source(NamedTuple):
         """Return the id of the group of a response."""
         return self.lease.groups[self.group_index[number]].id
 
-    def columns(self) -> Iterator[tuple[str, _Column]]:
-        """Yield the values of each field.
+    def fields(self) -> dict[str, list[Any]]:
+        """Return the values of all responses, by field.
 
         Raises:
             SchemaError: A response lacks a field that another one has.
@@ -220,54 +223,66 @@ class _Source(NamedTuple):
             response = self.responses[number].id
             msg = f"response {response!r} of group {self.group_of(number)!r} has no {name!r}, others have"
             raise SchemaError(msg)
-        for name in fields[0]:
-            yield name, self._column(name, [each[name] for each in fields])
+        return {name: [each[name] for each in fields] for name in fields[0]}
 
-    def _column(self, name: str, values: list[Any]) -> _Column:
+    def gather(self, name: str, values: list[Any], layout: _Layout) -> Sequence[Any]:
+        """Return the values of each row, by what a field is in all responses."""
         kinds = set(map(type, values))
         if kinds == {dict} and all(value.keys() == values[0].keys() for value in values):
-            return _Column({key: self._column(key, [value[key] for value in values]) for key in values[0]}, "dict")
+            made = {key: self.gather(f"{name} {key}", [value[key] for value in values], layout) for key in values[0]}
+            return [dict(zip(made, row, strict=True)) for row in zip(*made.values(), strict=True)]
         lengths = self.lengths.tolist()
         if name == "version" and kinds == {int, Tensor}:
-            pairs = zip(values, lengths, strict=True)
-            values, kinds = [torch.as_tensor(value).expand(length) for value, length in pairs], {Tensor}
+            pairs, kinds = zip(values, lengths, strict=True), {Tensor}
+            values = [torch.as_tensor(value, device="cpu").expand(length) for value, length in pairs]
+        chosen = [values[number] for number in layout.order.tolist()]
         if kinds == {Tensor}:
             pairs = zip(values, lengths, strict=True)
             if name in PER_TOKEN or all(value.shape[:1] == (length,) for value, length in pairs):
-                return _Column(values, "tokens")
+                return layout.of_tokens(chosen, padding=name == "tokens")
             if all(value.shape == values[0].shape for value in values):
-                return _Column(torch.stack(values), "rows")
+                return layout.of_responses(torch.stack(chosen))
         if all(issubclass(kind, int | float | np.number | np.bool_) for kind in kinds):
-            return _Column(torch.tensor(values), "rows")
-        return _Column(values, "objects")
+            return layout.of_responses(torch.tensor(chosen, device="cpu"))
+        return [chosen[start : start + count] for start, count in zip(layout.starts, layout.counts, strict=True)]
 
 
-class _Column(NamedTuple):
-    """Values of a field in all responses: tensors `[N, *]`, one tensor `[S, *]`, other objects, or columns."""
+@final
+class _Memory:
+    """Memory of tensors that are gone, for later ones: the system provides new memory slowly."""
 
-    values: Any
-    kind: Literal["tokens", "rows", "objects", "dict"]
+    def __init__(self) -> None:
+        """Start without memory."""
+        self._lock = threading.Lock()
+        self._blocks: list[tuple[np.ndarray, weakref.ref[np.ndarray]]] = []
+        """Each with a reference to the part that a tensor has."""
 
-    def gather(self, layout: _Layout, padding: int) -> Sequence[Any]:
-        """Return the values of each row."""
-        if self.kind == "dict":
-            made = {name: column.gather(layout, 0) for name, column in self.values.items()}
-            return [dict(zip(made, values, strict=True)) for values in zip(*made.values(), strict=True)]
-        if self.kind == "rows":
-            return layout.of_responses(self.values[torch.from_numpy(layout.order)])
-        values = [self.values[number] for number in layout.order.tolist()]
-        if self.kind == "tokens":
-            return layout.of_tokens(torch.cat(values), padding)
-        return [values[start : start + count] for start, count in zip(layout.starts, layout.counts, strict=True)]
+    def joined(self, values: list[Tensor]) -> Tensor:
+        """Return tensors one behind the other."""
+        if len({value.dtype for value in values}) > 1:
+            return torch.cat(values)
+        first = values[0]
+        shape = (sum([value.shape[0] for value in values]), *first.shape[1:])
+        part = self._part(math.prod(shape) * first.itemsize)
+        return torch.cat(values, out=torch.from_numpy(part).view(first.dtype).view(shape))
+
+    def _part(self, nbytes: int) -> np.ndarray:
+        with self._lock:
+            free = [block for block, part in self._blocks if part() is None and nbytes <= block.nbytes <= 4 * nbytes]
+            block = min(free, key=len) if free else np.empty(nbytes + nbytes // 4, np.uint8)
+            self._blocks = [each for each in self._blocks if each[0] is not block and (free or each[1]() is not None)]
+            part = block[:nbytes]
+            self._blocks.append((block, weakref.ref(part)))
+            return part
 
 
 @final
 class _Layout:
     """The responses of rows, one behind the other."""
 
-    def __init__(self, form: str, lengths: np.ndarray, rows: list[list[int]]) -> None:
+    def __init__(self, form: str, padding: int, lengths: np.ndarray, rows: list[list[int]], memory: _Memory) -> None:
         """Take the form of values of tokens, the tokens of each response and the responses of each row."""
-        self.form = form
+        self.form, self.padding, self.memory = form, padding, memory
         self.counts = [len(row) for row in rows]
         self.order = np.fromiter(chain.from_iterable(rows), np.int64)
         self.lengths = lengths[self.order]
@@ -289,12 +304,12 @@ class _Layout:
         """Divide values of responses into those of rows."""
         return values.split(self.counts)
 
-    def of_tokens(self, values: Tensor, padding: int) -> Sequence[Any]:
-        """Divide values of tokens into those of rows, and return them in the form that was asked for."""
-        packed = values.split(self.tokens)
+    def of_tokens(self, values: list[Tensor], *, padding: bool = False) -> Sequence[Any]:
+        """Join values of tokens to those of rows, in the form that was asked for, with `padding` or 0 between them."""
+        packed = self.memory.joined(values).split(self.tokens)
         if self.form == "packed":
             return packed
-        return [self._formed(number, each, padding) for number, each in enumerate(packed)]
+        return [self._formed(number, each, self.padding if padding else 0) for number, each in enumerate(packed)]
 
     def _formed(self, number: int, values: Tensor, padding: int) -> Any:
         if self.form == "nested":

@@ -8,8 +8,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypedDict, Unpack, final
 
-import torch
-
 from ostinato.core.options import check_choice, check_integer, check_number
 from ostinato.durable.files import DirectoryLock, make_directories, new_token
 from ostinato.durable.manifest import MANIFEST_NAME, canonical, read_manifest, write_manifest
@@ -370,8 +368,7 @@ class GroupBuffer:
         payload = Payload.of(prompts, "prompts")
         self._record(event, payload)
         self._pending.update((name, self._ledger.groups[name]) for name, _, _ in groups)
-        with torch.inference_mode(mode=False):
-            self._recent.admit([name for name, _, _ in groups], prompts, payload.nbytes)
+        self._recent.admit([name for name, _, _ in groups], prompts, payload.nbytes)
 
     def _has_room(self, count: int) -> bool:
         if self._ahead is None or not count:
@@ -423,8 +420,7 @@ class GroupBuffer:
             "digest": prepared.payload.digest,
         }
         body = pack(event, prepared.payload)
-        with torch.inference_mode(mode=False):
-            fields = copied(prepared.fields) if group in self._recent else None
+        fields = copied(prepared.fields) if group in self._recent else None
         with self._changed:
             new = self._ledger.check_append(group, id, part, prepared, done=bool(done))
             serial = self._log.written

@@ -15,7 +15,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from ostinato.durable.arrays import DTYPES, check_shape, dtype_name, host_view, shape_nbytes
+from ostinato.durable.arrays import DTYPES, check_shape, dtype_name, host_view, is_raw, shape_nbytes
 from ostinato.durable.files import damaged
 from ostinato.durable.manifest import canonical, decode, encode, parse_first, parse_json
 from ostinato.errors import KindError, SchemaError
@@ -172,9 +172,11 @@ def copied(value: Any) -> Any:
         return {name: copied(item) for name, item in value.items()}
     if kind is list or kind is tuple:
         return kind(map(copied, value))
-    if kind is Tensor and value.is_cpu and value.layout is torch.strided and not value.is_complex():
-        return value.detach().clone(memory_format=torch.contiguous_format).resolve_neg()
-    return payload_of(bytearray(pack({}, Payload.of(value, "a value"))), "a value")
+    plain = kind is Tensor and value.layout is torch.strided and not torch.is_inference_mode_enabled()
+    if plain and not value.requires_grad and is_raw(value):
+        return value.clone()
+    with torch.inference_mode(mode=False):  # a trainer needs plain tensors
+        return payload_of(bytearray(pack({}, Payload.of(value, "a value"))), "a value")
 
 
 _CONSTANT = frozenset({type(None), bool, int, float, str, bytes})
