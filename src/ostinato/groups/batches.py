@@ -130,7 +130,7 @@ class TokenBudget:
 
     def _check(self, source: _Source, members: list[list[int]], tokens: list[int]) -> None:
         """Raise if a response or group does not fit into a row."""
-        for number in np.flatnonzero(source.lengths > self._max_tokens):
+        for number in np.flatnonzero(source.lengths > self._max_tokens).tolist():
             msg = (
                 f"response {source.responses[number].id!r} of group {source.group_of(number)!r} has "
                 f"{source.lengths[number]} tokens, but max_tokens is {self._max_tokens}: drop the group or raise it"
@@ -208,7 +208,7 @@ class _Source(NamedTuple):
 
     def group_of(self, number: int) -> str:
         """Return the id of the group of a response."""
-        return self.lease.groups[self.group_index[number]].id
+        return self.lease.groups[int(self.group_index[number])].id
 
     def fields(self) -> dict[str, list[Any]]:
         """Return the values of all responses, by field.
@@ -243,7 +243,10 @@ class _Source(NamedTuple):
             if all(value.shape == values[0].shape for value in values):
                 return layout.of_responses(torch.stack(chosen))
         if all(issubclass(kind, int | float | np.number | np.bool_) for kind in kinds):
-            return layout.of_responses(torch.tensor(chosen, device="cpu"))
+            numbers = np.array(values)[layout.order]
+            return layout.of_responses(
+                torch.from_numpy(numbers.astype(np.float32) if numbers.dtype == float else numbers)
+            )
         return [chosen[start : start + count] for start, count in zip(layout.starts, layout.counts, strict=True)]
 
 
@@ -291,7 +294,9 @@ class _Layout:
         ends = np.insert(self.lengths, self.starts, 0).cumsum() - np.repeat(
             np.cumsum([0, *self.tokens[:-1]]), np.add(self.counts, 1)
         )
-        self.ends = torch.from_numpy(ends.astype(np.int32)).split([count + 1 for count in self.counts])
+        self.ends = torch.split_with_sizes(
+            torch.from_numpy(ends.astype(np.int32)), [count + 1 for count in self.counts]
+        )
         """Where the responses of each row begin, and where the last one ends."""
         self.masks = [self._mask(each.diff()) for each in self.ends] if form in {"left", "right"} else []
         """For each row, True where a padded tensor has a token."""
@@ -302,11 +307,11 @@ class _Layout:
 
     def of_responses(self, values: Tensor) -> Sequence[Tensor]:
         """Divide values of responses into those of rows."""
-        return values.split(self.counts)
+        return torch.split_with_sizes(values, self.counts)
 
     def of_tokens(self, values: list[Tensor], *, padding: bool = False) -> Sequence[Any]:
         """Join values of tokens to those of rows, in the form that was asked for, with `padding` or 0 between them."""
-        packed = self.memory.joined(values).split(self.tokens)
+        packed = torch.split_with_sizes(self.memory.joined(values), self.tokens)
         if self.form == "packed":
             return packed
         return [self._formed(number, each, self.padding if padding else 0) for number, each in enumerate(packed)]
@@ -315,7 +320,7 @@ class _Layout:
         if self.form == "nested":
             return torch.nested.nested_tensor_from_jagged(values, self.ends[number].long())
         if self.form == "list":
-            return list(values.split(self.ends[number].diff().tolist()))
+            return list(torch.split_with_sizes(values, self.ends[number].diff().tolist()))
         mask = self.masks[number]
         padded = values.new_full((*mask.shape, *values.shape[1:]), padding)
         padded[mask] = values
@@ -366,7 +371,8 @@ class _Items(NamedTuple):
     ) -> tuple[list[list[int]], list[int]]:
         """Place each item in the row of least weight that has room until they have a number of tokens."""
         heap = [(0, row) for row in range(rows)]
-        room, members, left = [self.most] * rows, [[] for _ in range(rows)], []
+        members: list[list[int]] = [[] for _ in range(rows)]
+        room, left = [self.most] * rows, list[int]()
         for number, item in enumerate(items):
             if share <= 0:
                 left += items[number:]
@@ -414,7 +420,7 @@ class _Items(NamedTuple):
         """Exchange the items of two rows, or move one from `a` to `b`, that make their costs most even."""
 
         def differences(values: list[int]) -> np.ndarray:
-            return np.array([values[item] for item in a])[:, None] - np.array([*(values[item] for item in b), 0])
+            return np.subtract.outer([values[item] for item in a], [*(values[item] for item in b), 0])
 
         moved, shifted = differences(self.cost), differences(self.tokens)
         after = np.maximum(self.load(a) - moved, self.load(b) + moved)
