@@ -132,10 +132,12 @@ class Queue:
     name = "TransferQueue"
 
     def __init__(self, _: Path, __: int) -> None:
-        self.queue: Any = import_module("transfer_queue")
+        queue, ray = import_module("transfer_queue"), import_module("ray")
         self.dict: Any = import_module("tensordict").TensorDict
-        self.queue.init()
-        self.client = self.queue.get_client()
+        if not ray.is_initialized():
+            ray.init(num_cpus=16, include_dashboard=False, log_to_driver=False)  # its actors wait for so many
+            queue.init()
+        self.client: Any = queue.get_client()
 
     def append(self, group: int, number: int, response: dict[str, Any]) -> None:
         """Put one row."""

@@ -20,7 +20,7 @@ from ostinato.groups.records import PER_TOKEN
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ostinato.groups.records import Lease, Response
+    from ostinato.groups.records import Lease
 
 _FORMS = ("packed", "left", "right", "nested", "list")
 _EVEN = 0.01
@@ -74,7 +74,7 @@ class TokenBudget:
             OptionError: A response, or a group that may not be split, has more than `max_tokens` tokens; or there are
                 too few of them for the ranks.
         """
-        return self._plan(_Source.of(lease))
+        return self._plan(_Source(lease))
 
     def batches(self, lease: Lease) -> list[list[dict[str, Any]]]:
         """Return the rows of all ranks: `batches[micro-batch][rank]`.
@@ -93,7 +93,7 @@ class TokenBudget:
             OptionError: As `plan`.
             SchemaError: A response lacks a field that another one has.
         """
-        source = _Source.of(lease)
+        source = _Source(lease)
         made = self._made(source, list(chain.from_iterable(self._plan(source))))
         return [made[start : start + self._ranks] for start in range(0, len(made), self._ranks)]
 
@@ -102,7 +102,7 @@ class TokenBudget:
         if check_integer("rank", rank, 0) >= self._ranks:
             msg = f"rank must be below ranks, which is {self._ranks}, got {rank}"
             raise OptionError(msg)
-        source = _Source.of(lease)
+        source = _Source(lease)
         return self._made(source, [rows[rank] for rows in self._plan(source)])
 
     def _plan(self, source: _Source) -> list[list[list[int]]]:
@@ -169,7 +169,7 @@ class TokenBudget:
         made["group_index"] = layout.of_responses(torch.from_numpy(source.group_index[layout.order]))
         made["response_index"] = layout.of_responses(torch.from_numpy(source.response_index[layout.order]))
         made["max_seqlen"] = np.maximum.reduceat(layout.lengths, layout.starts).tolist()
-        steps = torch.arange(max(made["max_seqlen"]), device="cpu")
+        steps = torch.arange(max(made["max_seqlen"]), dtype=torch.int64, device="cpu")
         until = {length: steps[:length] for length in np.unique(layout.lengths).tolist()}
         made["positions"] = layout.of_tokens([until[length] for length in layout.lengths.tolist()])
         return [
@@ -178,33 +178,18 @@ class TokenBudget:
         ]
 
 
-class _Source(NamedTuple):
-    """The responses of a lease, numbered over all groups.
+@final
+class _Source:
+    """The responses of a lease, numbered over all groups."""
 
-    Attributes:
-        lease: The lease.
-        responses: All responses.
-        lengths: Tokens of each, int64.
-        group_index: Number of the group of each, int64.
-        response_index: Number of each in its group, int64.
-    """
-
-    lease: Lease
-    responses: list[Response]
-    lengths: np.ndarray
-    group_index: np.ndarray
-    response_index: np.ndarray
-
-    @classmethod
-    def of(cls, lease: Lease) -> _Source:
-        """Number the responses of a lease."""
-        responses = [response for group in lease.groups for response in group.responses]
+    def __init__(self, lease: Lease) -> None:
+        """Number the responses."""
+        self.lease = lease
+        self.responses = [response for group in lease.groups for response in group.responses]
+        self.lengths = np.array([response.fields["tokens"].numel() for response in self.responses], np.int64)
         sizes = [len(group.responses) for group in lease.groups]
-        lengths = np.array([response.fields["tokens"].numel() for response in responses], np.int64)
-        owners = np.repeat(np.arange(len(sizes)), sizes)
-        starts = np.cumsum([0, *sizes])
-        index = np.arange(len(lengths)) - starts[owners]
-        return cls(lease, responses, lengths, owners, index)
+        self.group_index = np.repeat(np.arange(len(sizes)), sizes)
+        self.response_index = np.concatenate([np.arange(0), *map(np.arange, sizes)])
 
     def group_of(self, number: int) -> str:
         """Return the id of the group of a response."""
@@ -234,7 +219,7 @@ class _Source(NamedTuple):
         lengths = self.lengths.tolist()
         if name == "version" and kinds == {int, Tensor}:
             pairs, kinds = zip(values, lengths, strict=True), {Tensor}
-            values = [torch.as_tensor(value, device="cpu").expand(length) for value, length in pairs]
+            values = [torch.as_tensor(value, dtype=torch.int64, device="cpu").expand(length) for value, length in pairs]
         chosen = [values[number] for number in layout.order.tolist()]
         if kinds == {Tensor}:
             pairs = zip(values, lengths, strict=True)
@@ -260,12 +245,12 @@ class _Memory:
         self._blocks: list[tuple[np.ndarray, weakref.ref[np.ndarray]]] = []
         """Each with a reference to the part that a tensor has."""
 
-    def joined(self, values: list[Tensor]) -> Tensor:
-        """Return tensors one behind the other."""
+    def joined(self, values: list[Tensor], count: int) -> Tensor:
+        """Return tensors that have so many rows together one behind the other."""
         if len({value.dtype for value in values}) > 1:
             return torch.cat(values)
         first = values[0]
-        shape = (sum([value.shape[0] for value in values]), *first.shape[1:])
+        shape = (count, *first.shape[1:])
         part = self._part(math.prod(shape) * first.itemsize)
         return torch.cat(values, out=torch.from_numpy(part).view(first.dtype).view(shape))
 
@@ -302,7 +287,7 @@ class _Layout:
         """For each row, True where a padded tensor has a token."""
 
     def _mask(self, lengths: Tensor) -> Tensor:
-        steps, ends = torch.arange(int(lengths.max()), device="cpu"), lengths[:, None]
+        steps, ends = torch.arange(int(lengths.max()), dtype=torch.int64, device="cpu"), lengths[:, None]
         return steps >= len(steps) - ends if self.form == "left" else steps < ends
 
     def of_responses(self, values: Tensor) -> Sequence[Tensor]:
@@ -311,7 +296,7 @@ class _Layout:
 
     def of_tokens(self, values: list[Tensor], *, padding: bool = False) -> Sequence[Any]:
         """Join values of tokens to those of rows, in the form that was asked for, with `padding` or 0 between them."""
-        packed = torch.split_with_sizes(self.memory.joined(values), self.tokens)
+        packed = torch.split_with_sizes(self.memory.joined(values, sum(self.tokens)), self.tokens)
         if self.form == "packed":
             return packed
         return [self._formed(number, each, self.padding if padding else 0) for number, each in enumerate(packed)]
