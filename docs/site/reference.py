@@ -160,7 +160,7 @@ GROUPS = (
     Group(
         "Groups",
         "Groups of responses to one prompt, each trained exactly once.",
-        "GroupBuffer GroupServer GroupClient RayGroupBuffer GroupLogger",
+        "GroupBuffer TokenBudget GroupServer GroupClient RayGroupBuffer GroupLogger",
         modules="ostinato.groups",
         guide="groups.md",
     ),

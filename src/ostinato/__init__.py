@@ -45,7 +45,7 @@ if TYPE_CHECKING:  # for editors and type checkers; `_MODULES` says the same at 
     from ostinato.durable.codecs import Codec, ZlibCodec, ZstdCodec
     from ostinato.durable.progress import ProgressOption
     from ostinato.durable.ted import Flat2TED, H5Combine, H5Split, Nested2TED, TED2Flat, TED2Nested
-    from ostinato.groups import GroupBuffer, GroupLogger
+    from ostinato.groups import GroupBuffer, GroupLogger, TokenBudget
     from ostinato.samplers import (
         ConsumingSampler,
         HeapSampler,
@@ -206,6 +206,7 @@ __all__ = [  # noqa: RUF022 (plain order: ruff would put the constant first)
     "TensorStorage",
     "TensorStorageCheckpointer",
     "ToDevice",
+    "TokenBudget",
     "Trajectory",
     "TrajectoryPredicate",
     "TrajectoryReplayBuffer",
@@ -260,7 +261,7 @@ _MODULES = {
     "durable.codecs": ("Codec", "ZlibCodec", "ZstdCodec"),
     "durable.progress": ("ProgressOption",),
     "durable.ted": ("Flat2TED", "H5Combine", "H5Split", "Nested2TED", "TED2Flat", "TED2Nested"),
-    "groups": ("GroupBuffer", "GroupLogger"),
+    "groups": ("GroupBuffer", "GroupLogger", "TokenBudget"),
     "samplers": (
         "ConsumingSampler",
         "HeapSampler",

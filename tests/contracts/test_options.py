@@ -51,6 +51,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "StreamingSliceSampler": {"slice_len": 3},
     "TensorDictPrioritizedReplayBuffer": {"alpha": 0.7, "beta": 0.5},
     "TensorStorage": {"storage": rows(4)},
+    "TokenBudget": {"max_tokens": 8},
     "VectorEnvRecorder": {"rb": BUFFER, "num_envs": 2, "autoreset_mode": "next_step"},
 }
 

@@ -156,7 +156,10 @@ def holds_checkpoint(directory: str | Path) -> bool:
 
 def canonical(node: object) -> bytes:
     """Return JSON without spaces, in ASCII, with keys in their order: the bytes that checksums cover."""
-    return json.dumps(node, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode("ascii")
+    return _ENCODER.encode(node).encode("ascii")
+
+
+_ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
 
 def parse_json(text: bytes, where: Path | str) -> Any:
@@ -166,7 +169,15 @@ def parse_json(text: bytes, where: Path | str) -> Any:
         DamagedFileError: The text is not JSON.
     """
     try:
-        return json.loads(text.decode("utf-8"), parse_constant=_reject_constant)
+        return _DECODER.decode(text.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        damaged(where, f"not JSON: {str(error)[:200]}")
+
+
+def parse_first(text: bytes, where: Path | str) -> Any:
+    """Parse the JSON value with which a text begins; raises as `parse_json`."""
+    try:
+        return _DECODER.raw_decode(text.decode("utf-8"))[0]
     except (ValueError, RecursionError) as error:
         damaged(where, f"not JSON: {str(error)[:200]}")
 
@@ -174,6 +185,9 @@ def parse_json(text: bytes, where: Path | str) -> Any:
 def _reject_constant(name: str) -> NoReturn:
     msg = f"{name} is not allowed"
     raise ValueError(msg)
+
+
+_DECODER = json.JSONDecoder(parse_constant=_reject_constant)
 
 
 def _checksum(format_name: object, version: object, body: bytes) -> str:
@@ -382,7 +396,9 @@ class _Encoder:
             return value
         if kind is str and _is_text(value):
             return value
-        tag = _TAG_OF.get(next((base for base in (Tensor, np.generic) if isinstance(value, base)), kind))
+        tag = _TAG_OF.get(kind) or _TAG_OF.get(
+            next((base for base in (Tensor, np.generic) if isinstance(value, base)), kind)
+        )
         if tag is not None:
             return {tag: _TAGS[tag][1](self, value)}
         module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."

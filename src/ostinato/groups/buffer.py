@@ -20,9 +20,21 @@ from ostinato.errors import (
     UsageError,
     WaitTimeoutError,
 )
-from ostinato.groups.ledger import DROPPED, ENDED, STATES, GroupEntry, Ledger, Position, ResponseEntry
+from ostinato.groups.ledger import DROPPED, ENDED, STATES, GroupEntry, Ledger, Position
 from ostinato.groups.log import Log, MemoryLog, Sync
-from ostinato.groups.records import Group, Lease, Payload, Response, join, pack, payload_of, prepare
+from ostinato.groups.records import (
+    Group,
+    Held,
+    Lease,
+    Payload,
+    Recent,
+    Response,
+    copied,
+    join,
+    pack,
+    payload_of,
+    prepare,
+)
 from ostinato.groups.recovery import FORMAT, Cut, clean, log_files, replay, write_base
 from ostinato.groups.stats import GroupStats, Meter, histogram
 
@@ -52,6 +64,7 @@ class GroupOptions(TypedDict, total=False):
     sync: Sync
     interval_s: float
     segment_bytes: int
+    recent_bytes: int
     keep_positions: int
     repair: bool
     clock: Callable[[], float]
@@ -85,6 +98,8 @@ class GroupBuffer:
             killed process loses nothing with any of them.
         interval_s: See `sync`.
         segment_bytes: Size of the files of the log. Compaction works on whole files.
+        recent_bytes: Most bytes of records whose values are kept in memory, too, until their group is leased; what is
+            beyond is read from the files.
         keep_positions: So many of the last tokens of `position` can be returned to; groups trained before the oldest of
             them are removed from the disk.
         repair: Whether a log that is damaged elsewhere than at its end is cut there; it is an error otherwise.
@@ -110,6 +125,7 @@ class GroupBuffer:
         sync: Sync = "always",
         interval_s: float = 0.05,
         segment_bytes: int = 64 * 2**20,
+        recent_bytes: int = 256 * 2**20,
         keep_positions: int = 3,
         repair: bool = False,
         clock: Callable[[], float] = time.time,
@@ -120,6 +136,7 @@ class GroupBuffer:
         self._minimum = None if minimum is None else check_integer("minimum", minimum, 1)
         _seconds("interval_s", interval_s)
         check_integer("segment_bytes", segment_bytes, 1)
+        self._recent = Recent(check_integer("recent_bytes", recent_bytes, 0))
         if timeout_s is None and (minimum is not None or fail):
             msg = "minimum and fail say what becomes of a group after timeout_s: give timeout_s, too"
             raise OptionError(msg)
@@ -213,6 +230,8 @@ class GroupBuffer:
         self._ledger.apply(serial, event, place)
         self._meter.record(event)
         self._changed.notify_all()
+        if event["op"] == "drop":
+            self._recent.take(event["group"])
         if event["op"] in _ENDING and isinstance(self._log, Log) and not self._problem and self._log.is_wasteful():
             self._compact_apart()
         return serial
@@ -317,8 +336,10 @@ class GroupBuffer:
             "cursor": cursor,
             "time": self._clock(),
         }
-        self._record(event, Payload.of(prompts, "prompts"))
+        payload = Payload.of(prompts, "prompts")
+        self._record(event, payload)
         self._pending.update((name, self._ledger.groups[name]) for name, _, _ in groups)
+        self._recent.admit([name for name, _, _ in groups], prompts, payload.nbytes)
 
     def _has_room(self, count: int) -> bool:
         if self._ahead is None or not count:
@@ -370,6 +391,7 @@ class GroupBuffer:
             "digest": prepared.payload.digest,
         }
         body = pack(event, prepared.payload)
+        fields = copied(prepared.fields) if group in self._recent else None
         with self._changed:
             new = self._ledger.check_append(group, id, part, prepared, done=bool(done))
             serial = self._log.written
@@ -377,6 +399,7 @@ class GroupBuffer:
                 serial, place = self._log.write(body)
                 self._ledger.apply(serial, event, place)
                 self._meter.record(event)
+                self._recent.append(group, id, fields, place.nbytes)
                 entry = self._ledger.groups[group]
                 entry.touched = self._clock()
                 if entry.id in self._ledger.open and self._timeout_s is not None and entry.id not in self._pending:
@@ -452,10 +475,10 @@ class GroupBuffer:
             serial = self._log.written
             entry = self._ledger.leases[name]
             members = [self._ledger.groups[each] for each in entry.groups if each in self._ledger.groups]
-            plans = [_plan(each, whole=True) for each in members if each.lease == name]
+            plans = [_plan(each, self._recent.take(each.id)) for each in members if each.lease == name]
         self._log.wait(serial)
         try:
-            return Lease(name, tuple(map(_read, plans)), entry.consumer, entry.until)
+            return Lease(name, _read(plans), entry.consumer, entry.until)
         except DamagedFileError:
             self.release(name)
             raise
@@ -625,7 +648,7 @@ class GroupBuffer:
                 msg = f"group {id!r} is {state} ({detail}): its values are removed"
                 raise OptionError(msg)
             plan = _plan(entry, whole=False)
-        return _read(plan)
+        return _read([plan])[0]
 
     def state(self, id: str) -> tuple[str, Any]:  # noqa: A002
         """Return the state of a group, and the step that trained it or the reason why it was dropped.
@@ -724,44 +747,59 @@ class GroupBuffer:
 
 
 class _Plan(NamedTuple):
-    """What is read of a group outside the lock."""
+    """What is read of a group outside the lock: names, `done` and places of responses, unless their values are held."""
 
     group: GroupEntry
     state: str
     place: Any
     responses: list[tuple[str, bool, list[Any]]]
+    held: Held | None
 
 
-def _plan(group: GroupEntry, *, whole: bool) -> _Plan:
+def _plan(group: GroupEntry, held: Held | None = None, *, whole: bool = True) -> _Plan:
     """Take the places of the values of a group; `whole` leaves out responses that are not complete."""
-    responses: list[tuple[str, ResponseEntry]] = list(group.responses.items())
     chosen = [
-        (name, each.done, [part.place for part in each.parts]) for name, each in responses if each.done or not whole
+        (name, each.done, [] if held else [part.place for part in each.parts])
+        for name, each in group.responses.items()
+        if each.done or not whole
     ]
-    return _Plan(group, group.state, group.place, chosen)
+    return _Plan(group, group.state, group.place, chosen, held)
 
 
 def read_group(group: GroupEntry) -> Group:
     """Read a group and all that was appended to it; raises what `_read` raises."""
-    return _read(_plan(group, whole=False))
+    return _read([_plan(group, whole=False)])[0]
 
 
-def _read(plan: _Plan) -> Group:
-    """Read the values of a group.
+def _read(plans: Sequence[_Plan]) -> tuple[Group, ...]:
+    """Read the values of groups.
 
     Raises:
         DamagedFileError: A file is damaged; names the group.
     """
-    try:
-        return _read_values(plan)
-    except DamagedFileError as error:
-        msg = f"group {plan.group.id!r} cannot be read, drop it or restore the file: {error}"
-        raise DamagedFileError(msg) from error
+    prompts: dict[Any, Any] = {}
+    groups = []
+    for plan in plans:
+        try:
+            groups.append(_of_memory(plan, plan.held) if plan.held else _of_log(plan, prompts))
+        except DamagedFileError as error:
+            msg = f"group {plan.group.id!r} cannot be read, drop it or restore the file: {error}"
+            raise DamagedFileError(msg) from error
+    return tuple(groups)
 
 
-def _read_values(plan: _Plan) -> Group:
+def _of_memory(plan: _Plan, held: Held) -> Group:
     group = plan.group
-    prompt = payload_of(plan.place.read(), f"prompt of group {group.id}", group.index)
+    responses = tuple(Response(name, join(held.responses[name]), done) for name, done, _ in plan.responses)
+    return Group(group.id, held.prompt, group.size, plan.state, responses)
+
+
+def _of_log(plan: _Plan, prompts: dict[Any, Any]) -> Group:
+    """Read a group; `prompts` are the records of prompts that were read before."""
+    group = plan.group
+    if plan.place not in prompts:
+        prompts[plan.place] = payload_of(plan.place.read(), f"prompt of group {group.id}")
+    prompt = prompts[plan.place][group.index]
     responses = []
     for name, done, places in plan.responses:
         where = f"response {name} of group {group.id}"

@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self, final
 
 from ostinato.errors import CheckpointError, OptionError, SchemaError, UsageError
@@ -47,8 +48,8 @@ class Place(Protocol):
     def nbytes(self) -> int:
         """Bytes of the record."""
 
-    def read(self) -> bytearray:
-        """Return the body of the record."""
+    def read(self) -> memoryview:
+        """Return the body of the record, which can be written."""
 
     def need(self, nbytes: int) -> None:
         """Add to the bytes that are needed in the file of the place; negative when they are not needed any more."""
@@ -387,7 +388,7 @@ class Ledger:
         response.done = event["done"]
         place.need(place.nbytes)
         self.tokens += event["tokens"]
-        if group.complete() >= group.size:
+        if len(group.responses) >= group.size and group.complete() >= group.size:
             group.ready = serial
             self._move(group, READY)
         elif group.state == WAITING:
@@ -471,7 +472,8 @@ class Ledger:
 
     def _position(self, serial: int, event: dict[str, Any], _: Place) -> None:
         self.positions = [*self.positions, Position(serial, event["step"])][-event["keep"] :]
-        for group in list(self.returnable.values()):
+        ended = takewhile(lambda group: group.ended <= self.positions[0].serial, self.returnable.values())
+        for group in list(ended):
             if _is_before(group, self.positions[0]):
                 self._forget(group)
 

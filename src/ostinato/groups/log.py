@@ -47,12 +47,12 @@ def segment_name(kind: str, number: int) -> str:
     return f"{kind}-{number:012d}.log"
 
 
-def frame(serial: int, body: bytes | bytearray) -> bytes:
+def frame(serial: int, body: bytes | memoryview) -> bytes:
     """Return a record with its header."""
-    return HEADER.pack(serial, len(body), _check(serial, body)) + body
+    return b"".join((HEADER.pack(serial, len(body), _check(serial, body)), body))
 
 
-def _check(serial: int, body: bytes | bytearray | memoryview) -> int:
+def _check(serial: int, body: bytes | memoryview) -> int:
     digest = xxhash.xxh3_64_intdigest(body)
     return xxhash.xxh3_64_intdigest(HEADER.pack(serial, len(body), digest))
 
@@ -84,14 +84,14 @@ class Segment:
         """Bytes of records that groups need."""
         self._file = OpenFile(path)
 
-    def read(self, offset: int, nbytes: int) -> bytearray:
+    def read(self, offset: int, nbytes: int) -> memoryview:
         """Return the body of the frame at an offset.
 
         Raises:
             DamagedFileError: It is not whole.
         """
-        data = bytearray(HEADER.size + nbytes)
-        read_into(self._file.fd, memoryview(data), offset, self.path)
+        data = memoryview(bytearray(HEADER.size + nbytes))
+        read_into(self._file.fd, data, offset, self.path)
         serial, length, check = HEADER.unpack_from(data)
         body = data[HEADER.size :]
         if length != nbytes or check != _check(serial, body):
@@ -106,7 +106,7 @@ class FilePlace(NamedTuple):
     offset: int
     nbytes: int
 
-    def read(self) -> bytearray:
+    def read(self) -> memoryview:
         """Return the body of the record; raises what `Segment.read` raises."""
         return self.segment.read(self.offset, self.nbytes)
 
@@ -125,9 +125,9 @@ class MemoryPlace(NamedTuple):
         """Bytes of the record."""
         return len(self.body)
 
-    def read(self) -> bytearray:
+    def read(self) -> memoryview:
         """Return a copy of the record."""
-        return bytearray(self.body)
+        return memoryview(bytearray(self.body))
 
     def need(self, nbytes: int) -> None:
         """Do nothing: what no group needs is freed with its last reference."""

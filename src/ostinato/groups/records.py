@@ -8,22 +8,23 @@ it) and `tensors` (dtype, shape and offset of each). Decoding makes plain data o
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
 import torch
 import xxhash
 from torch import Tensor
 
-from ostinato.durable.arrays import DTYPES, check_shape, dtype_name, host_view, shape_nbytes
+from ostinato.durable.arrays import DTYPES, check_shape, dtype_name, host_view, is_raw, shape_nbytes
 from ostinato.durable.files import damaged
-from ostinato.durable.manifest import canonical, decode, encode, parse_json
+from ostinato.durable.manifest import canonical, decode, encode, parse_first, parse_json
 from ostinato.errors import KindError, SchemaError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 _LENGTH = struct.Struct("<I")
+_EVENT = b'{"event":'
 _ALIGNMENT = 8
 PER_TOKEN = ("tokens", "mask", "logprobs")
 """Fields of a response that have one value for each token."""
@@ -34,15 +35,20 @@ class Payload(NamedTuple):
 
     Attributes:
         node: The values as JSON; tensors stand in it by their numbers.
-        tensors: Dtype, shape and offset of each.
+        tensors: Dtype, shape and offset of each, as JSON.
         chunks: Their bytes and the padding between them.
         digest: XXH3-64 of all of it, in hexadecimal digits.
     """
 
-    node: Any
-    tensors: list[list[Any]]
+    node: bytes
+    tensors: bytes
     chunks: list[bytes | memoryview]
     digest: str
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all values."""
+        return len(self.node) + sum(map(len, self.chunks))
 
     @classmethod
     def of(cls, value: object, where: str) -> Payload:
@@ -52,11 +58,12 @@ class Payload(NamedTuple):
             CheckpointError: It has a part of a type that cannot be saved; names the part.
         """
         tensors = _Tensors()
-        node = encode(value, where=where, store=tensors.add, inline_bytes=0)
-        digest = xxhash.xxh3_64(canonical([node, tensors.described]))
+        node = canonical(encode(value, where=where, store=tensors.add, inline_bytes=0))
+        described = canonical(tensors.described)
+        digest = xxhash.xxh3_64(b"[%b,%b]" % (node, described))
         for chunk in tensors.chunks:
             digest.update(chunk)
-        return cls(node, tensors.described, tensors.chunks, digest.hexdigest())
+        return cls(node, described, tensors.chunks, digest.hexdigest())
 
 
 class _Tensors:
@@ -87,10 +94,9 @@ def _bytes_of(tensor: Tensor) -> memoryview:
 
 def pack(event: dict[str, Any], payload: Payload | None = None) -> bytes:
     """Return the body of a record."""
-    head: dict[str, Any] = {"event": event}
+    text = canonical({"event": event})
     if payload is not None:
-        head |= {"payload": payload.node, "tensors": payload.tensors}
-    text = canonical(head)
+        text = b'%b,"payload":%b,"tensors":%b}' % (text[:-1], payload.node, payload.tensors)
     text += b" " * (-(_LENGTH.size + len(text)) % _ALIGNMENT)
     return b"".join((_LENGTH.pack(len(text)), text, *(payload.chunks if payload is not None else ())))
 
@@ -105,17 +111,22 @@ def _head_of(body: bytes | bytearray | memoryview, where: str) -> tuple[dict[str
 
 
 def event_of(body: bytes | bytearray | memoryview, where: str) -> dict[str, Any]:
-    """Return the event of a record.
+    """Return the event of a record, with which its JSON begins; the rest is not parsed.
 
     Raises:
         DamagedFileError: The body is not one of a record; the message begins with `where`.
     """
-    event: dict[str, Any] = _head_of(body, where)[0]["event"]
+    start = _LENGTH.size + len(_EVENT)
+    if body[_LENGTH.size : start] != _EVENT:
+        damaged(where, "not a record of groups")
+    event = parse_first(bytes(body[start : _LENGTH.size + _LENGTH.unpack_from(body)[0]]), where)
+    if not isinstance(event, dict):
+        damaged(where, "not a record of groups")
     return event
 
 
-def payload_of(body: bytearray, where: str, index: int | None = None) -> Any:
-    """Return the values of a record; its tensors are views of `body`.
+def payload_of(body: bytearray | memoryview, where: str, index: int | None = None) -> Any:
+    """Return the values of a record; its tensors are views of `body`, which can be written.
 
     Args:
         body: The bytes of the record.
@@ -138,7 +149,8 @@ def payload_of(body: bytearray, where: str, index: int | None = None) -> Any:
                 raise ValueError
         except (KeyError, IndexError, ValueError, TypeError):
             damaged(where, f"no tensor {name[:20]}")
-        return torch.frombuffer(body, dtype=torch.uint8, count=count, offset=start + offset).view(dtype).view(shape)
+        count //= dtype.itemsize
+        return torch.frombuffer(body, dtype=dtype, count=count, offset=start + offset).view(shape)
 
     node = head.get("payload")
     if index is not None:
@@ -146,6 +158,78 @@ def payload_of(body: bytearray, where: str, index: int | None = None) -> Any:
             damaged(where, f"no value {index}")
         node = node[index]
     return decode(node, where=where, load=load)
+
+
+# -- values in memory -------------------------------------------------------------------------------------------------
+
+
+def copied(value: Any) -> Any:
+    """Return a copy of a value, equal to what is decoded after it was encoded."""
+    kind = type(value)
+    if kind in _CONSTANT:
+        return value
+    if kind is dict:
+        return {name: copied(item) for name, item in value.items()}
+    if kind is list or kind is tuple:
+        return kind(map(copied, value))
+    plain = kind is Tensor and value.layout is torch.strided and not torch.is_inference_mode_enabled()
+    if plain and not value.requires_grad and is_raw(value):
+        return value.clone()
+    with torch.inference_mode(mode=False):  # a trainer needs plain tensors
+        return payload_of(bytearray(pack({}, Payload.of(value, "a value"))), "a value")
+
+
+_CONSTANT = frozenset({type(None), bool, int, float, str, bytes})
+
+
+class Held(NamedTuple):
+    """The prompt of a group and the parts of each response, all that were appended."""
+
+    prompt: Any
+    responses: dict[str, list[dict[str, Any]]]
+    nbytes: list[int]
+    """Of the records of each."""
+
+
+@final
+class Recent:
+    """Values of groups that were not leased yet, in memory up to a number of bytes. The log has all of them."""
+
+    def __init__(self, most_bytes: int) -> None:
+        """Hold nothing."""
+        self._left = most_bytes
+        self._groups: dict[str, Held] = {}
+
+    def __contains__(self, group: str) -> bool:
+        """Whether a group is held."""
+        return group in self._groups
+
+    def admit(self, groups: Sequence[str], prompts: Sequence[Any], nbytes: int) -> None:
+        """Hold groups, if there is room for the record of their prompts."""
+        if nbytes <= self._left:
+            self._left -= nbytes
+            share = nbytes // len(groups)
+            for group, prompt in zip(groups, prompts, strict=True):
+                self._groups[group] = Held(copied(prompt), {}, [share])
+
+    def append(self, group: str, response: str, fields: dict[str, Any] | None, nbytes: int) -> None:
+        """Hold a part of a response; without its fields or room, the group is not held any more."""
+        held = self._groups.get(group)
+        if held is None:
+            return
+        if fields is None or nbytes > self._left:
+            self.take(group)
+            return
+        self._left -= nbytes
+        held.nbytes.append(nbytes)
+        held.responses.setdefault(response, []).append(fields)
+
+    def take(self, group: str) -> Held | None:
+        """Return the values of a group, which belong to the caller then; None if they are not held."""
+        held = self._groups.pop(group, None)
+        if held is not None:
+            self._left += sum(held.nbytes)
+        return held
 
 
 # -- responses --------------------------------------------------------------------------------------------------------
@@ -204,12 +288,14 @@ class Prepared(NamedTuple):
 
     Attributes:
         payload: Its values.
+        fields: Its fields, whose tensors may be those of the caller.
         tokens: Number of its tokens.
         version: The oldest policy version in it; None if none was given.
         columns: Name, dtype and shape of an element of each tensor that continues from part to part.
     """
 
     payload: Payload
+    fields: dict[str, Any]
     tokens: int
     version: int | None
     columns: tuple[str, ...]
@@ -248,7 +334,7 @@ def prepare(response: Mapping[str, Any]) -> Prepared:
         for name, value in sorted(fields.items())
         if isinstance(value, Tensor) and value.ndim and name != "version"
     )
-    return Prepared(Payload.of(fields, "response"), count, _oldest(fields.get("version")), columns)
+    return Prepared(Payload.of(fields, "response"), fields, count, _oldest(fields.get("version")), columns)
 
 
 def _oldest(version: Any) -> int | None:

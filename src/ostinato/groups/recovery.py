@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from ostinato.durable.files import (
     damaged,
@@ -150,15 +150,14 @@ class _Reader:
         """Read the file of a compaction, which is whole."""
         data = _contents(path)
         end = serial = 0
-        for serial, offset, body in self._frames(path, data, "base"):
-            where = f"{path}: record at byte {offset}"
-            event = event_of(body, where)
-            with _Applying(where):
+        with _Applying(path) as record:
+            for serial, offset, body in self._frames(path, data, "base"):
+                event = event_of(body, record.at(offset))
                 if serial == 1:
                     self.ledger = Ledger.from_json(event, self.order)
                 elif serial > 1:
                     self.ledger.put(event, FilePlace(self.segments[-1], offset, len(body)))
-            end = offset + HEADER.size + len(body)
+                end = offset + HEADER.size + len(body)
         if end < len(data) or not end:
             damaged(path, "a record is not whole", f"at byte {end}")
         if not serial or not self.ledger.is_whole():
@@ -167,15 +166,14 @@ class _Reader:
     def read_segment(self, path: Path) -> str:
         """Read a segment up to its first record that is not whole; return what is wrong with it."""
         data = _contents(path)
-        for serial, offset, body in self._frames(path, data, "segment"):
-            if serial:
-                if serial != self.ledger.serial + 1:
-                    return f"record {serial} at byte {offset}, {self.ledger.serial + 1} expected"
-                where = f"{path}: record {serial} at byte {offset}"
-                event = event_of(body, where)
-                with _Applying(where):
+        with _Applying(path) as record:
+            for serial, offset, body in self._frames(path, data, "segment"):
+                if serial:
+                    if serial != self.ledger.serial + 1:
+                        return f"record {serial} at byte {offset}, {self.ledger.serial + 1} expected"
+                    event = event_of(body, record.at(offset))
                     self.ledger.apply(serial, event, FilePlace(self.segments[-1], offset, len(body)))
-            self.segments[-1].nbytes = offset + HEADER.size + len(body)
+                self.segments[-1].nbytes = offset + HEADER.size + len(body)
         read = self.segments[-1].nbytes if self.segments and self.segments[-1].path == path else 0
         return "" if read == len(data) and read else f"the record at byte {read} is not whole"
 
@@ -192,13 +190,19 @@ class _Reader:
 
 
 class _Applying:
-    """Converts what a record that cannot be applied raises."""
+    """Converts what the records of a file that cannot be applied raise."""
 
-    def __init__(self, where: str) -> None:
-        self._where = where
+    def __init__(self, path: Path) -> None:
+        self._path = str(path)
+        self._where = ""
 
-    def __enter__(self) -> None:
-        pass
+    def at(self, offset: int) -> str:
+        """Name the next record, for messages."""
+        self._where = f"{self._path}: record at byte {offset}"
+        return self._where
+
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if isinstance(error, KeyError | IndexError | ValueError | TypeError | AttributeError):

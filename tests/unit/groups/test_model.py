@@ -31,14 +31,16 @@ class Machine(RuleBasedStateMachine):
 
     durable: bool
 
-    @initialize(order=st.sampled_from(["ready", "admitted"]), fail=st.booleans())
-    def begin(self, order: str, fail: bool) -> None:
+    @initialize(
+        order=st.sampled_from(["ready", "admitted"]), fail=st.booleans(), recent=st.sampled_from([0, 900, 2**20])
+    )
+    def begin(self, order: str, fail: bool, recent: int) -> None:
         self.place = tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None)
         self.clock, self.turn = 1000.0, 0
         self.order, self.fail = order, fail
         self.options: dict[str, Any] = {
             "size": SIZE, "ahead": 6, "timeout_s": TIMEOUT_S, "minimum": 1, "fail": fail, "order": order,
-            "lease_s": LEASE_S, "sync": "never", "segment_bytes": 3000, "keep_positions": KEEP,
+            "lease_s": LEASE_S, "sync": "never", "segment_bytes": 3000, "recent_bytes": recent, "keep_positions": KEEP,
             "clock": lambda: self.clock,
         }  # fmt: skip
         self.groups: dict[str, dict[str, Any]] = {}
