@@ -195,7 +195,7 @@ def _reports(engine: Reader) -> Callable[[int, int, int, Tensor | None], None] |
     def wrote(start: int, rows: int, skip: int, kept: Tensor | None) -> None:
         run: Placement = Run(start, rows, capacity, skip)
         if kept is not None:
-            run = Picks(kept[skip:], torch.arange(skip, skip + rows, device="cpu"), kept)
+            run = Picks(kept[skip:], torch.arange(skip, len(kept), device="cpu"), kept)
         for ref in found:
             reader = ref()
             if reader is not None:  # else its view was dropped
