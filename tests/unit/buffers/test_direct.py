@@ -205,7 +205,7 @@ def test_ordinary_options_have_direct_calls() -> None:
 def test_steps_of_environments_have_direct_calls(dim_extend: int, environments: int, *, slices: bool) -> None:
     found: list[Any] = []
     for way in WAYS:
-        given, rng = [], np.random.default_rng(environments)
+        given, rng = list[Any](), np.random.default_rng(environments)
         with use_backend(way):
             sampler = SliceSampler(num_slices=2, end_key="flag") if slices else RandomSampler()
             options: dict[str, Any] = {"sampler": sampler, "batch_size": 4, "generator": seeded(2)}
@@ -237,7 +237,7 @@ def test_steps_of_environments_have_direct_calls(dim_extend: int, environments: 
 def test_episodes_of_views_follow_direct_writes(parts: str) -> None:
     found: list[Any] = []
     for way in WAYS:
-        given, rng = [], np.random.default_rng(2)
+        given, rng = list[Any](), np.random.default_rng(2)
         with use_backend(way):
             rb = make(parts)
             rb.extend(rows(rng, 30))
