@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 Times = dict[str, float]
 CALLS = ("sample", "extend", "add", "update")
 EPISODE, SLICE, FILL = 100, 16, 10_000
+FIRST = 100
 LIMIT = 3
 """No ordinary option should cost more times the plain call."""
 FRAME = (84, 84, 8)
@@ -205,8 +206,15 @@ def calls(case: Case, names: tuple[str, ...]) -> dict[str, Callable[[], object]]
 
 
 def microseconds(call: Callable[[], object], seconds: float) -> float:
-    """Return the shortest mean time of a call, of ten rounds in so many seconds together."""
-    call()
+    """Return the shortest mean time of a call, of ten rounds in so many seconds together.
+
+    The first calls are not counted: rows after a deletion are written in Python for a while.
+    """
+    begun = time.perf_counter()
+    for _ in range(FIRST):
+        call()
+        if time.perf_counter() - begun > seconds:
+            break
     begun = time.perf_counter()
     call()
     count = max(1, int(seconds / 10 / max(time.perf_counter() - begun, 1e-7)))
