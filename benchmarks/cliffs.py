@@ -376,13 +376,14 @@ def main() -> None:
         wanted += combinations(given.options, 2) if given.pairs else []
         found: dict[tuple[str, ...], Any] = {}
         theirs: dict[str, Any] = {}
+        bound: Any = None
         for _ in range(given.repeats):
             for names in wanted:
                 if not isinstance(found.get(names), str):
                     found[names] = shortest(found.get(names), measure(case, names, given.seconds))
             for name in ("", *given.options):
                 theirs[name] = shortest(theirs.get(name), torchrl_times(case, name, given.seconds))
-        bound = bounds(case, given.seconds)
+            bound = shortest(bound, bounds(case, given.seconds))
         show(case, found, bound, theirs)
         if given.picture is not None and not written:
             draw(given.picture, found)
