@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 Times = dict[str, float]
 CALLS = ("sample", "extend", "add", "update")
 EPISODE, SLICE, FILL = 100, 16, 10_000
+FIRST = 100
 LIMIT = 3
 """No ordinary option should cost more times the plain call."""
 FRAME = (84, 84, 8)
@@ -205,8 +206,15 @@ def calls(case: Case, names: tuple[str, ...]) -> dict[str, Callable[[], object]]
 
 
 def microseconds(call: Callable[[], object], seconds: float) -> float:
-    """Return the shortest mean time of a call, of ten rounds in so many seconds together."""
-    call()
+    """Return the shortest mean time of a call, of ten rounds in so many seconds together.
+
+    The first calls are not counted: rows after a deletion are written in Python for a while.
+    """
+    begun = time.perf_counter()
+    for _ in range(FIRST):
+        call()
+        if time.perf_counter() - begun > seconds:
+            break
     begun = time.perf_counter()
     call()
     count = max(1, int(seconds / 10 / max(time.perf_counter() - begun, 1e-7)))
@@ -368,13 +376,14 @@ def main() -> None:
         wanted += combinations(given.options, 2) if given.pairs else []
         found: dict[tuple[str, ...], Any] = {}
         theirs: dict[str, Any] = {}
+        bound: Any = None
         for _ in range(given.repeats):
             for names in wanted:
                 if not isinstance(found.get(names), str):
                     found[names] = shortest(found.get(names), measure(case, names, given.seconds))
             for name in ("", *given.options):
                 theirs[name] = shortest(theirs.get(name), torchrl_times(case, name, given.seconds))
-        bound = bounds(case, given.seconds)
+            bound = shortest(bound, bounds(case, given.seconds))
         show(case, found, bound, theirs)
         if given.picture is not None and not written:
             draw(given.picture, found)

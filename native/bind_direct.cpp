@@ -125,9 +125,8 @@ void bind_direct(nb::module_& m) {
             "__init__",
             [](Direct* self, nb::object lock, nb::object batches, nb::object ring_counts,
                nb::object stored_rows, nb::object buffer_counts, nb::object seen, nb::object keys,
-               nb::object torch, nb::object generator, nb::object device, nb::object func_transform,
-               nb::object is_tracing, nb::object array_type, nb::object number_type, nb::object priorities,
-               nb::object admits, nb::object wrote, nb::object double_type, std::int64_t first_generation,
+               nb::object torch, nb::object generator, nb::object func_transform, nb::object is_tracing,
+               nb::object priorities, nb::object admits, nb::object wrote, std::int64_t first_generation,
                std::int64_t width, bool env_first, nb::object arrays, nb::object turns, bool writes,
                bool draws, nb::object episodes, nb::object windows, nb::object nexts) {
                 new (self) Direct({lock.attr("acquire"),
@@ -140,15 +139,11 @@ void bind_direct(nb::module_& m) {
                                    std::move(keys),
                                    std::move(torch),
                                    std::move(generator),
-                                   std::move(device),
                                    std::move(func_transform),
                                    std::move(is_tracing),
-                                   std::move(array_type),
-                                   std::move(number_type),
                                    std::move(priorities),
                                    std::move(admits),
                                    std::move(wrote),
-                                   std::move(double_type),
                                    first_generation,
                                    width,
                                    env_first,
@@ -161,20 +156,18 @@ void bind_direct(nb::module_& m) {
                                    std::move(nexts)});
             },
             "lock"_a, "batches"_a, "ring"_a, "stored"_a, "counts"_a, "seen"_a, "keys"_a.none(), "torch"_a,
-            "generator"_a.none(), "device"_a, "func_transform"_a, "is_tracing"_a, "array_type"_a,
-            "number_type"_a, "priorities"_a.none(), "admits"_a.none(), "wrote"_a.none(), "double_type"_a,
-            "first_generation"_a, "width"_a, "env_first"_a, "arrays"_a, "turns"_a.none(), "writes"_a,
-            "draws"_a, "episodes"_a, "windows"_a.none(), "nexts"_a.none(),
-            nb::sig(
-                "def __init__(self, lock: typing.Any, batches: Batches, ring: RingCounts, stored: "
-                "StoredRows, "
-                "counts: BufferCounts, seen: BufferCounts, keys: tuple[typing.Any, ...] | None, "
-                "torch: typing.Any, generator: typing.Any, device: typing.Any, func_transform: typing.Any, "
-                "is_tracing: typing.Any, array_type: type, number_type: type, priorities: typing.Any, "
-                "admits: typing.Any, wrote: typing.Any, double_type: typing.Any, first_generation: int, "
-                "width: int, env_first: bool, arrays: tuple[typing.Any, ...], turns: typing.Any, "
-                "writes: bool, draws: bool, episodes: tuple[TrackedEpisodes, ...], "
-                "windows: DirectWindows | None, nexts: DirectNexts | None) -> None"))
+            "generator"_a.none(), "func_transform"_a, "is_tracing"_a, "priorities"_a.none(),
+            "admits"_a.none(), "wrote"_a.none(), "first_generation"_a, "width"_a, "env_first"_a, "arrays"_a,
+            "turns"_a.none(), "writes"_a, "draws"_a, "episodes"_a, "windows"_a.none(), "nexts"_a.none(),
+            nb::sig("def __init__(self, lock: typing.Any, batches: Batches, ring: RingCounts, stored: "
+                    "StoredRows, "
+                    "counts: BufferCounts, seen: BufferCounts, keys: tuple[typing.Any, ...] | None, "
+                    "torch: typing.Any, generator: typing.Any, func_transform: typing.Any, "
+                    "is_tracing: typing.Any, priorities: typing.Any, "
+                    "admits: typing.Any, wrote: typing.Any, first_generation: int, "
+                    "width: int, env_first: bool, arrays: tuple[typing.Any, ...], turns: typing.Any, "
+                    "writes: bool, draws: bool, episodes: tuple[TrackedEpisodes, ...], "
+                    "windows: DirectWindows | None, nexts: DirectNexts | None) -> None"))
         .def_prop_ro("is_open", &Direct::is_open, "Whether calls may apply.")
         .def_prop_ro("has_more_info", &Direct::has_more_info,
                      "Whether batches have more info than `sample` returns: slices, and windows of units.")

@@ -58,13 +58,11 @@ struct DirectParts {
     nb::object seen;   // counts of the buffer, where `counts` are those of a view
     nb::object keys;   // tuple of the keys, None for rows that are a single tensor
     nb::object torch;  // the module: `torch.randint` and `torch.rand` are looked up in each call
-    nb::object generator, device;
+    nb::object generator;
     nb::object func_transform, is_tracing;
-    nb::object array_type, number_type;  // numpy.ndarray and numpy.generic
     nb::object priorities;  // None for uniform draws, else an object with the methods that are called by name
     nb::object admits;      // None, or what is asked whether so many rows may be written now
     nb::object wrote;       // None, or what is called with the slots of rows just written
-    nb::object double_type;             // torch.float64
     std::int64_t first_generation = 0;  // added to the generations that users see
     std::int64_t width = 0;             // rows of a step of several environments, 0 for single rows
     bool env_first = false;             // whether batches of these are [environments, time]
@@ -91,6 +89,11 @@ public:
           nexts_(nb::cast<DirectNexts*>(parts_.nexts)),
           given_(forms().size()),
           addresses_(forms().size()) {
+        const nb::object numpy = nb::module_::import_("numpy");
+        array_type_ = numpy.attr("ndarray");
+        number_type_ = numpy.attr("generic");
+        double_type_ = parts_.torch.attr("float64");
+        device_ = parts_.torch.attr("device")("cpu");
         index_form_.dtype = {dlpack::kInt, 64, 1};
         if (parts_.width > 0) index_form_.shape = {2};
         std::int64_t slots = 0;
@@ -240,7 +243,7 @@ private:
     bool read(const std::vector<nb::object>& values, GivenField::Lead& lead) {
         for (std::size_t f = 0; f < values.size(); ++f) {
             const Form& form = forms()[f];
-            if (!given_[f].read(values[f], form, lead, parts_.array_type, parts_.number_type)) return false;
+            if (!given_[f].read(values[f], form, lead, array_type_, number_type_)) return false;
             addresses_[f] = given_[f].address();
         }
         return true;
@@ -433,7 +436,7 @@ private:
         const nb::int_ end(high);
         const nb::object size = nb::make_tuple(n);
         const std::array<PyObject*, 6> arguments{
-            nullptr, zero.ptr(), end.ptr(), size.ptr(), parts_.generator.ptr(), parts_.device.ptr()};
+            nullptr, zero.ptr(), end.ptr(), size.ptr(), parts_.generator.ptr(), device_.ptr()};
         return call(parts_.torch.attr("randint"), arguments.data() + 1, 3, names);
     }
 
@@ -441,8 +444,8 @@ private:
     nb::object fractions(std::int64_t n) {
         static PyObject* const names = Py_BuildValue("(sss)", "dtype", "generator", "device");
         const nb::object size = nb::make_tuple(n);
-        const std::array<PyObject*, 5> arguments{nullptr, size.ptr(), parts_.double_type.ptr(),
-                                                 parts_.generator.ptr(), parts_.device.ptr()};
+        const std::array<PyObject*, 5> arguments{nullptr, size.ptr(), double_type_.ptr(),
+                                                 parts_.generator.ptr(), device_.ptr()};
         return call(parts_.torch.attr("rand"), arguments.data() + 1, 1, names);
     }
 
@@ -612,8 +615,9 @@ private:
     std::deque<GivenField> given_;        // used under the lock
     std::vector<const Byte*> addresses_;  // as `given_`
     bool reading_ = false;                // as `given_`
-    Form index_form_;                     // of an index of rows
-    std::vector<std::int64_t*> arrays_;   // of `DirectParts`
+    nb::object array_type_, number_type_, double_type_, device_;
+    Form index_form_;                    // of an index of rows
+    std::vector<std::int64_t*> arrays_;  // of `DirectParts`
     const std::int64_t* turns_ = nullptr;
     std::int64_t turns_count_ = 0;
     nb::object ready_, changed_;  // methods of `DirectParts::priorities`

@@ -254,6 +254,7 @@ NATIVE_WITH_PYTHON = {
     "batches.hpp": "batches are tensors",
     "given_rows.hpp": "rows to be written are tensors, arrays and numbers",
     "direct.hpp": "holds the lock of a buffer, and reads and makes dicts",
+    "direct_nexts.hpp": "the forms of fields are those of tensors",
     "direct_windows.hpp": "draws random numbers and makes batches, both tensors",
     "tensor_check.hpp": "the fast check of tensors reads Python attributes: torch has no stable C++ interface",
 }

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree
 
 from ostinato.core.episodes.tracker import as_path
-from ostinato.core.kinds import leaves_by_path, with_fields
+from ostinato.core.kinds import is_plain_tensordict, leaves_by_path, put, with_fields
 from ostinato.core.options import check_number
 from ostinato.errors import CheckpointError, KeyMissingError, KindError, OptionError
 
@@ -76,6 +76,8 @@ class _FieldTransform:
             value = leaves[path] if key is None else change(leaves[path])
             if isinstance(batch, dict):
                 with_fields(made, {to: value})
+            elif isinstance(value, Tensor) and len(to) == 1 and is_plain_tensordict(made):
+                put(made, {to[0]: value}, made.batch_dims)
             else:
                 made.set(to, value)
         return made

@@ -14,7 +14,6 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any, TypeGuard, final
 
-import numpy as np
 import torch
 
 from ostinato._backend import backend
@@ -40,8 +39,6 @@ if TYPE_CHECKING:
     from ostinato.storages import Storage
     from ostinato.storages.columns import Fields
 
-_CPU = torch.device("cpu")
-
 
 def find_direct(engine: Reader, *, draws: bool, bare: bool, env_first: bool) -> Direct | None:
     """Return the direct calls of a buffer as it is now; None if none applies. The caller holds the lock.
@@ -52,19 +49,16 @@ def find_direct(engine: Reader, *, draws: bool, bare: bool, env_first: bool) -> 
         bare: whether batches have no other fields than the stored ones and those of units.
         env_first: whether rows of several environments are given as `[environments, time]`.
     """
-    native, storage, ring = backend.native, engine.storage, engine.ring
-    found = None if native is None or not backend.exchange else _plain_table(engine)
-    if found is None or native is None:
+    native: Any = backend.native
+    store, storage, ring = engine.store, engine.storage, engine.ring
+    found = _plain_fields(engine)
+    episodes = None if found is None else tracked_episodes(engine)
+    if found is None or episodes is None or _goes_in_general(engine):
         return None
     fields, stored, schema = found
     table, nexts = fields.dense, _nexts(fields)
-    counts = (type(ring.counts), type(stored), type(engine.counts))
-    episodes = tracked_episodes(engine)
-    known = counts == (native.RingCounts, native.StoredRows, native.BufferCounts)
-    if not known or episodes is None or _goes_in_general(engine):
-        return None
     arrays = ring.arrays_of_all()
-    draws &= storage.ndim == 1 and not (engine.rules or arrays or nexts)
+    draws &= not (engine.rules or arrays or nexts)
     windows = direct_windows(engine, table, schema) if engine.tracker is not None and draws and bare else None
     writes, draws = _may_write(engine), draws and _may_draw(engine, windows)
     if not (writes or draws):
@@ -75,24 +69,20 @@ def find_direct(engine: Reader, *, draws: bool, bare: bool, env_first: bool) -> 
         ring.counts,
         stored,
         engine.counts,
-        engine.store.counts,
+        store.counts,
         schema.keys,
         torch,
         engine.generator,
-        _CPU,
         kinds.func_transform,
         kinds.is_tracing,
-        np.ndarray,
-        np.generic,
         _Priorities.of(engine),
         _admits(engine) if writes else None,
         _reports(engine) if writes else None,
-        torch.float64,
-        engine.store.era * GENERATIONS_PER_ERA,
+        store.era * GENERATIONS_PER_ERA,
         storage.num_envs if storage.ndim > 1 else 0,
         env_first,
         arrays,
-        next((turns for o in engine.store.observers.placing if (turns := o.turns(engine.store)) is not None), None),
+        next((turns for o in store.observers.placing if (turns := o.turns(store)) is not None), None),
         writes,
         draws,
         episodes,
@@ -101,14 +91,17 @@ def find_direct(engine: Reader, *, draws: bool, bare: bool, env_first: bool) -> 
     )
 
 
-def _plain_table(engine: Reader) -> tuple[Fields, Any, Schema] | None:
+def _plain_fields(engine: Reader) -> tuple[Fields, Any, Schema] | None:
     """Return fields, counts and schema of a storage whose rows native calls can write; None of others."""
-    storage = engine.storage
-    schema, found = storage.schema, storage.plain_table() if _is_known(storage) else None
-    if found is None or schema is None or not schema.is_plain or not engine.store.settled:
+    native, storage = backend.native, engine.storage
+    found = storage.plain_table() if native is not None and backend.exchange and _is_known(storage) else None
+    schema = storage.schema
+    if native is None or found is None or schema is None or not schema.is_plain or not engine.store.settled:
         return None
     fields, stored = found
-    return None if fields.dense.batches is None else (fields, stored, schema)
+    counts = (type(engine.ring.counts), type(stored), type(engine.counts))
+    known = counts == (native.RingCounts, native.StoredRows, native.BufferCounts)
+    return (fields, stored, schema) if known and fields.dense.batches is not None else None
 
 
 def _nexts(fields: Fields) -> DirectNexts | None:
@@ -148,8 +141,8 @@ def _may_draw(engine: Reader, windows: DirectWindows | None) -> bool:
         return False
     if windows is not None or engine.tracker is not None:
         return windows is not None  # generations are info, which general calls return
-    if engine.unit is not None or engine.writer.tracks_generations:
-        return False
+    if engine.unit is not None or engine.writer.tracks_generations or engine.storage.ndim > 1:
+        return False  # with several environments an index of rows is a pair
     sampler = engine.sampler
     return type(sampler) is RandomSampler or (type(sampler) is PrioritizedSampler and not sampler.stratified)
 
@@ -202,7 +195,7 @@ def _reports(engine: Reader) -> Callable[[int, int, int, Tensor | None], None] |
     def wrote(start: int, rows: int, skip: int, kept: Tensor | None) -> None:
         run: Placement = Run(start, rows, capacity, skip)
         if kept is not None:
-            run = Picks(kept[skip:], torch.arange(skip, skip + rows, device="cpu"), kept)
+            run = Picks(kept[skip:], torch.arange(skip, len(kept), device="cpu"), kept)
         for ref in found:
             reader = ref()
             if reader is not None:  # else its view was dropped

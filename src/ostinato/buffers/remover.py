@@ -86,7 +86,7 @@ class Remover(Observer):
         ring = store.ring
         if self._turns is None and self._replaces_in_turn(store):
             ages = ring.arrays_of_all()[-1].numpy()
-            order = np.argsort(ages, kind="stable") if self.name == "fifo" else ages.argmax(keepdims=True)
+            order = np.argsort(ages, kind="stable") if self.name == "fifo" else ages.argmax(0, keepdims=True)
             self._turns, ring.counts.turn = torch.from_numpy(order), 0
         return self._turns
 

@@ -522,7 +522,7 @@ class PriorityColumn:
         at = at[changed]
         if at.shape[0]:
             hidden[at] = flags[changed]
-            slots = torch.as_tensor(at)
+            slots = torch.as_tensor(at, dtype=torch.int64, device=slots.device)
             self._set_values(slots, self.raw[slots])
 
     def _set_values(self, slots: Tensor, priorities: Tensor) -> None:

@@ -251,8 +251,7 @@ class PrioritizedSampler(PrioritySampler):
         if priorities is None:
             default, known = column.default(view.device), column.rows
             self._tree_for(view)  # gives rows of new slots the default priority
-            new = isinstance(placement, Run) and known <= placement.start
-            if not (new and known < placement.start + placement.rows <= view.rows):
+            if not (isinstance(placement, Run) and known <= placement.start <= view.rows - placement.rows):
                 column.fill(placement, default)  # the one before the write
         else:
             self.set_priorities(placement.slots_written(view.device), placement.of_rows_written(priorities), view)

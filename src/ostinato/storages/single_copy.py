@@ -470,6 +470,7 @@ class NextColumns(StorageColumn):
             places = [fields.places[mate] for mate in self._mates]
             self._extra: NativeExtraRows | TorchExtraRows
             self._extra = NativeExtraRows(fields.dense, places, self._num_envs, fields.memory)
+            self.native = self._extra.native, list(self._pairs)
         else:
             self._extra = TorchExtraRows(self._leaves, self._readers, self._capacity, self._num_envs, self._device)
         self.allocate()
@@ -477,12 +478,6 @@ class NextColumns(StorageColumn):
     def allocate(self) -> None:
         """Begin without rows."""
         self.clear()
-
-    @property
-    def native(self) -> tuple[Any, list[tuple[int, int]]] | None:  # type: ignore[override]
-        """The extra rows in the native extension, and the pairs of fields; None of others."""
-        extra = self._extra
-        return (extra.native, list(self._pairs)) if isinstance(extra, NativeExtraRows) else None
 
     @property
     def nbytes(self) -> int:

@@ -178,11 +178,10 @@ class Hindsight(SampleUnit):
         ahead = table.ahead(rows)
         if self.strategy == "final":
             return table.shift(rows, ahead), relabelled & ((ahead > 0) if late else (ahead >= 0))
-        first = 1 if late else 0
-        behind = table.behind(rows) if self.strategy == "episode" else torch.zeros_like(rows)
-        count = ahead + behind + 1 - first
-        steps = (dice[1] * count).to(torch.int64).clamp_(max=count - 1) + first - behind
-        return table.shift(rows, steps), relabelled & (count > 0)
+        first = int(late) - (table.behind(rows) if self.strategy == "episode" else 0)
+        last = ahead - first  # of the steps from the first one on
+        steps = (dice[1] * (last + 1)).to(torch.int64).clamp_(max=last) + first
+        return table.shift(rows, steps), relabelled & (last >= 0)
 
     def _exactly(self, rows: int) -> int:
         """Return the number of relabelled rows of a batch with `exact_ratio`."""
@@ -204,16 +203,19 @@ class Hindsight(SampleUnit):
         known = {leaf.path for leaf in plan.schema.leaves}
         path = self.reward_path or (("next", "reward") if ("next", "reward") in known else ("reward",))
         plan.require(path, "the reward of a step")
-        old = kinds.find_field(data, path)
-        count = self._exactly(old.shape[0]) if self.exact_ratio else old.shape[0]
+        rewards, relabelled = kinds.find_field(data, path), plan.fields["relabelled"]
+        rows = rewards.shape[0]
+        count = self._exactly(rows) if self.exact_ratio else rows
         if count == 0:
             return data
-        part = data if count == old.shape[0] else map_leaves(data, lambda leaf: leaf[:count])
+        part, old = data, rewards
+        if count < rows:
+            part, old, relabelled = map_leaves(data, lambda leaf: leaf[:count]), rewards[:count], relabelled[:count]
         new: Any = self.reward_fn(part)
         new = new.to(old.device) if isinstance(new, Tensor) else torch.as_tensor(np.asarray(new), device=old.device)
-        if new.numel() != old[:count].numel():
-            msg = f"reward_fn must return one reward per row, shape {list(old[:count].shape)}, got {list(new.shape)}"
+        if new.numel() != old.numel():
+            msg = f"reward_fn must return one reward per row, shape {list(old.shape)}, got {list(new.shape)}"
             raise SchemaError(msg)
-        relabelled = plan.fields["relabelled"][:count].view(-1, *[1] * (old.ndim - 1))
-        new = torch.where(relabelled, new.reshape(old[:count].shape).to(old.dtype), old[:count])
-        return kinds.with_fields(data, {path: new if count == old.shape[0] else torch.cat([new, old[count:]])})
+        relabelled = relabelled.view(-1, *[1] * (old.ndim - 1))
+        new = torch.where(relabelled, new.reshape(old.shape).to(old.dtype), old)
+        return kinds.with_fields(data, {path: new if count == rows else torch.cat([new, rewards[count:]])})

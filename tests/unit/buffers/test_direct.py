@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from ostinato import (
     SliceSampler,
 )
 from ostinato._backend import backend, use_backend
-from ostinato.errors import SchemaError
+from ostinato.errors import EmptyBufferError, SchemaError
 from ostinato.testing.views import bits
 from ostinato.transforms import Cast, Compose, RewardScale
 
@@ -216,26 +217,33 @@ def test_ordinary_options_have_direct_calls() -> None:
 
 @pytest.mark.parametrize("dim_extend", [0, 1])
 @pytest.mark.parametrize("environments", [1, 3])
-def test_steps_of_environments_have_direct_calls(dim_extend: int, environments: int) -> None:
+@pytest.mark.parametrize("slices", [False, True])
+@pytest.mark.filterwarnings("ignore::ostinato.errors.EpisodesWarning")
+def test_steps_of_environments_have_direct_calls(dim_extend: int, environments: int, *, slices: bool) -> None:
     found: list[Any] = []
     for way in WAYS:
-        given, rng = [], np.random.default_rng(environments)
+        given, rng = list[Any](), np.random.default_rng(environments)
         with use_backend(way):
-            rb = ReplayBuffer(storage=LazyTensorStorage(5 * environments, ndim=2), dim_extend=dim_extend, batch_size=4)
+            sampler = SliceSampler(num_slices=2, end_key="flag") if slices else RandomSampler()
+            options: dict[str, Any] = {"sampler": sampler, "batch_size": 4, "generator": seeded(2)}
+            rb = ReplayBuffer(storage=LazyTensorStorage(5 * environments, ndim=2), dim_extend=dim_extend, **options)
             for call in range(40):
                 steps = int(rng.integers(1, 8))
                 shape = (environments, steps) if dim_extend else (steps, environments)
                 data = {"obs": rng.random((*shape, 2)), "flag": rng.random(shape) < 0.5}
                 calls = rb._engine.direct
-                assert (calls is not None) == (way == "native" and call > 0)
+                assert (calls is not None) == (way == "native" and call > 0) or slices
                 given.append(rb.extend(TensorDict(as_tensors(data), shape) if call % 2 else data).tolist())
                 step = {
                     key: np.ascontiguousarray(value[:, 0] if dim_extend else value[0]) for key, value in data.items()
                 }
                 given += [rb.add(step).tolist(), rb[:]["obs"].tolist(), rb[:]["flag"].tolist(), rb.cursor]
+                with contextlib.suppress(EmptyBufferError):
+                    given.append(bits(rb.sample()))
                 if calls is not None:
                     assert calls is rb._engine.direct
                     assert calls.lead == 2
+                    assert calls.has_more_info == slices
                     wrong = {key: np.concatenate([value, value]) for key, value in step.items()}
                     assert calls.add(wrong) is None
         found.append(given)
@@ -246,8 +254,7 @@ def test_steps_of_environments_have_direct_calls(dim_extend: int, environments: 
 def test_episodes_of_views_follow_direct_writes(parts: str) -> None:
     found: list[Any] = []
     for way in WAYS:
-        given: list[Any] = []
-        rng = np.random.default_rng(2)
+        given, rng = list[Any](), np.random.default_rng(2)
         with use_backend(way):
             rb = make(parts)
             rb.extend(rows(rng, 30))
