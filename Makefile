@@ -66,7 +66,7 @@ $(VENV)/.all: $(SOURCES)
 # Packages whose replay buffers tests run beside ours: their requirements contradict ours, so they come without them.
 build/originals/.installed: $(VENV)/.tools
 	@$(PIP) install --no-deps --ignore-requires-python --upgrade --target build/originals \
-		skrl==2.1.1 holosoma==0.0.3 lerobot==0.6.1 sb3-contrib tensorboard protobuf absl-py tqdm \
+		skrl==2.1.1 holosoma==0.0.3 lerobot==0.6.1 sb3-contrib tensorboard protobuf absl-py tqdm grpcio "av<16" \
 		|| echo 'make: skrl, holosoma or lerobot cannot be installed here, going on without them'
 	@mkdir -p $(@D); touch $@
 
