@@ -119,7 +119,11 @@ def returns(kind: Any) -> tuple[Callable[[], Any], Callable[[], Any], int]:
 
 
 def pauses(rows: int = 2000) -> None:
-    """Print the times of `add` and `sample` beside those of the same calls while another thread saves 200 MB."""
+    """Print how long `add` and `sample` of 8 take, alone and while another thread saves 200 MB again and again.
+
+    On Linux the time for which the thread waited for a core is left out of the second number: here the two threads of
+    a save, the learner and other programs share two cores.
+    """
     buffer = lerobot.ReplayBuffer(rows, "cpu", use_drq=False)
     image = torch.randint(0, 256, (1, 3, 128, 128), dtype=torch.uint8)
     state = {f"observation.images.{name}": image for name in "ab"} | {"observation.state": torch.ones(1, 8)}
@@ -129,21 +133,24 @@ def pauses(rows: int = 2000) -> None:
     }
     for _ in range(rows):
         calls["add"]()
+    queues = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat")
+    waited = (lambda: int(queues.read_text().split()[1])) if queues.exists() else lambda: 0
     with tempfile.TemporaryDirectory(dir=FOLDER.parent) as folder:
         for saving in (False, True, False, True):
             thread = threading.Thread(target=lambda: [buffer.dumps(f"{folder}/rows") for _ in range(5)])
             if saving:
                 thread.start()
-            times: dict[str, list[float]] = {name: [] for name in calls}
+            times: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
             while thread.is_alive() or (not saving and len(times["add"]) < 1000):
                 for name, call in calls.items():
-                    start = time.perf_counter()
+                    before, start = waited(), time.perf_counter()
                     call()
-                    times[name].append((time.perf_counter() - start) * 1e3)
-            for name, taken in times.items():
-                parts = (statistics.median(taken), sorted(taken)[len(taken) * 99 // 100], max(taken), len(taken))
-                text = "median {:.2f} ms, 99 % {:.2f} ms, longest {:.2f} ms of {} calls".format(*parts)
-                print(f"{name:6} {'while saving' if saving else 'alone':12} {text}", flush=True)
+                    taken = time.perf_counter() - start
+                    times[name].append((taken * 1e3, taken * 1e3 - (waited() - before) / 1e6))
+            for name, found in times.items():
+                median, longest, on_core = sorted(found)[len(found) // 2][0], *map(max, zip(*found, strict=True))
+                text = f"median {median:.2f} ms, longest {longest:.2f} ms, {on_core:.2f} ms without waiting for a core"
+                print(f"{name:6} {'while saving' if saving else 'alone':12} {text}, {len(found)} calls", flush=True)
 
 
 def _bytes(tensors: dict[str, torch.Tensor]) -> int:
