@@ -67,7 +67,8 @@ $(VENV)/.all: $(SOURCES)
 build/originals/.installed: $(VENV)/.tools
 	@$(PIP) install --no-deps --ignore-requires-python --upgrade --target build/originals \
 		skrl==2.1.1 holosoma==0.0.3 lerobot==0.6.1 sb3-contrib tensorboard protobuf absl-py tqdm grpcio "av<16" \
-		|| echo 'make: skrl, holosoma or lerobot cannot be installed here, going on without them'
+		transferqueue==0.1.11 hydra-core antlr4-python3-runtime==4.9.3 msgspec prometheus_client pyzmq omegaconf \
+		|| echo 'make: skrl, holosoma, lerobot or transferqueue cannot be installed here, going on without them'
 	@mkdir -p $(@D); touch $@
 
 .PHONY: venv

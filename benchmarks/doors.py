@@ -133,11 +133,19 @@ def pauses(rows: int = 2000) -> None:
     }
     for _ in range(rows):
         calls["add"]()
+
+    def save(path: str) -> None:
+        for _ in range(5):
+            buffer.dumps(path)
+
     queues = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat")
-    waited = (lambda: int(queues.read_text().split()[1])) if queues.exists() else lambda: 0
+
+    def waited() -> int:
+        return int(queues.read_text().split()[1]) if queues.exists() else 0
+
     with tempfile.TemporaryDirectory(dir=FOLDER.parent) as folder:
         for saving in (False, True, False, True):
-            thread = threading.Thread(target=lambda: [buffer.dumps(f"{folder}/rows") for _ in range(5)])
+            thread = threading.Thread(target=save, args=(f"{folder}/rows",))
             if saving:
                 thread.start()
             times: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}

@@ -80,7 +80,9 @@ def test_rows_and_checkpoints_take_a_fraction_of_the_bytes(optimize_memory: bool
     """Two cameras, episodes of 20 steps: an eighth, and a quarter of what `optimize_memory` takes, which loses some."""
     images = torch.randint(0, 256, (61, 1, 3, 64, 64), dtype=torch.uint8)
     states = [{CAMERA: image, f"{CAMERA}2": image, PLACE: torch.ones(1, 8)} for image in images]
-    buffers = [kind(60, "cpu", optimize_memory=optimize_memory) for kind in (ReplayBuffer, theirs.ReplayBuffer)]
+    buffers: list[Any] = [
+        kind(60, "cpu", optimize_memory=optimize_memory) for kind in (ReplayBuffer, theirs.ReplayBuffer)
+    ]
     for buffer in buffers:
         for step in range(60):
             buffer.add(states[step], torch.zeros(1, 4), 0.0, states[step + 1], False, truncated=step % 20 == 19)

@@ -131,7 +131,7 @@ def configure(learner: Any) -> Any:
 
 def main() -> None:
     """Write the offline dataset, run the learner, and say what it did."""
-    from _oracle import official
+    official = importlib.import_module("_oracle").official
 
     sys.path[:] = [ORIGINALS, *sys.path[1:], SOURCES]
     sys.meta_path.insert(0, Translate())
