@@ -66,8 +66,9 @@ $(VENV)/.all: $(SOURCES)
 # Packages whose replay buffers tests run beside ours: their requirements contradict ours, so they come without them.
 build/originals/.installed: $(VENV)/.tools
 	@$(PIP) install --no-deps --ignore-requires-python --upgrade --target build/originals \
-		skrl==2.1.1 holosoma==0.0.3 lerobot==0.6.1 sb3-contrib tensorboard protobuf absl-py tqdm \
-		|| echo 'make: skrl, holosoma or lerobot cannot be installed here, going on without them'
+		skrl==2.1.1 holosoma==0.0.3 lerobot==0.6.1 sb3-contrib tensorboard protobuf absl-py tqdm grpcio "av<16" \
+		transferqueue==0.1.11 hydra-core antlr4-python3-runtime==4.9.3 msgspec prometheus_client pyzmq omegaconf \
+		|| echo 'make: skrl, holosoma, lerobot or transferqueue cannot be installed here, going on without them'
 	@mkdir -p $(@D); touch $@
 
 .PHONY: venv
@@ -122,8 +123,10 @@ check: $(VENV)/.installed ## Style and types: ruff, mypy, clang-format, the hous
 	$(BIN)/python -m pytest -q tests/test_house.py
 
 .PHONY: bench
-bench: $(VENV)/.all build/peers/.installed build/lerobot/.installed ## Measure against the peers that can be installed (BENCH_ARGS=...)
+bench: $(VENV)/.all build/peers/.installed build/lerobot/.installed build/originals/.installed ## Measure against the peers that can be installed (BENCH_ARGS=...)
 	OSTINATO_BENCH_PEERS_PYTHON=build/peers/bin/python $(BIN)/python -m benchmarks $(BENCH_ARGS)
+	@$(if $(BENCH_ARGS),true,$(BIN)/python -m benchmarks.doors) \
+		|| echo 'make: the buffers that ostinato.compat replaces are not all in build/originals'
 
 # Peers have an environment of their own. One that cannot be installed here does not stop the others.
 build/peers/.installed: benchmarks/requirements.txt

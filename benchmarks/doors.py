@@ -4,13 +4,16 @@
     python -m benchmarks.doors
 
 LeRobot: batches of 64 with two cameras. skrl: 64 sequences of 16 steps. Holosoma: 3-step returns of 64 environments.
-One thread; the median of 5 rounds of 20 calls.
+One thread; the median of 5 rounds of 20 calls. With `--pauses`: how long the calls of LeRobot's learner take while a
+thread saves, beside their time without one.
 """
 
 from __future__ import annotations
 
 import statistics
 import sys
+import tempfile
+import threading
 import time
 import types
 from pathlib import Path
@@ -115,6 +118,49 @@ def returns(kind: Any) -> tuple[Callable[[], Any], Callable[[], Any], int]:
     return lambda: buffer.extend(one), lambda: buffer.sample(8), stored
 
 
+def pauses(rows: int = 2000) -> None:
+    """Print how long `add` and `sample` of 8 take, alone and while another thread saves 200 MB again and again.
+
+    On Linux the time for which the thread waited for a core is left out of the second number: here the two threads of
+    a save, the learner and other programs share two cores.
+    """
+    buffer = lerobot.ReplayBuffer(rows, "cpu", use_drq=False)
+    image = torch.randint(0, 256, (1, 3, 128, 128), dtype=torch.uint8)
+    state = {f"observation.images.{name}": image for name in "ab"} | {"observation.state": torch.ones(1, 8)}
+    calls: dict[str, Callable[[], Any]] = {
+        "add": lambda: buffer.add(state, torch.zeros(1, 4), 0.0, state, done=False, truncated=False),
+        "sample": lambda: buffer.sample(8),
+    }
+    for _ in range(rows):
+        calls["add"]()
+
+    def save(path: str) -> None:
+        for _ in range(5):
+            buffer.dumps(path)
+
+    queues = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat")
+
+    def waited() -> int:
+        return int(queues.read_text().split()[1]) if queues.exists() else 0
+
+    with tempfile.TemporaryDirectory(dir=FOLDER.parent) as folder:
+        for saving in (False, True, False, True):
+            thread = threading.Thread(target=save, args=(f"{folder}/rows",))
+            if saving:
+                thread.start()
+            times: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
+            while thread.is_alive() or (not saving and len(times["add"]) < 1000):
+                for name, call in calls.items():
+                    before, start = waited(), time.perf_counter()
+                    call()
+                    taken = time.perf_counter() - start
+                    times[name].append((taken * 1e3, taken * 1e3 - (waited() - before) / 1e6))
+            for name, found in times.items():
+                median, longest, on_core = sorted(found)[len(found) // 2][0], *map(max, zip(*found, strict=True))
+                text = f"median {median:.2f} ms, longest {longest:.2f} ms, {on_core:.2f} ms without waiting for a core"
+                print(f"{name:6} {'while saving' if saving else 'alone':12} {text}, {len(found)} calls", flush=True)
+
+
 def _bytes(tensors: dict[str, torch.Tensor]) -> int:
     return sum(x.nbytes for x in tensors.values())
 
@@ -122,6 +168,9 @@ def _bytes(tensors: dict[str, torch.Tensor]) -> int:
 def main() -> None:
     """Print one line for each buffer."""
     torch.set_num_threads(1)
+    if "--pauses" in sys.argv:
+        pauses()
+        return
     around: dict[str, dict[str, Any]] = {"datasets": {"LeRobotDataset": object}, "utils.constants": NAMES}
     theirs = original("lerobot.rl.buffer", **around).ReplayBuffer
     fast = original("holosoma.agents.fast_sac.fast_sac_utils", **{"config_types.algo": {"FastSACConfig": object}})

@@ -29,6 +29,8 @@ TUTORIAL = [page for page in PAGES if page.is_relative_to(ROOT / "docs" / "tutor
 BLOCK = re.compile(r"^```(\w*(?: ray| torchrl)?)[^\n]*\n(.*?)^```\s*$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]*)#?([^)]*)\)")
 """Path and anchor of each link; one of them may be empty."""
+OPTIONAL = {"ostinato.compat.sb3": "stable_baselines3", "ostinato.compat.transferqueue": "transfer_queue"}
+"""Modules that import a package which may be missing."""
 ELSEWHERE = {"python ray": "tests/distributed", "python torchrl": "tests/parity"}
 """Languages of blocks that need another library, and the folder whose `test_docs.py` runs them."""
 SHOWN = {"text", "json", "toml", "mermaid", *ELSEWHERE}
@@ -241,8 +243,7 @@ def modules() -> list[str]:
 
 @pytest.mark.parametrize("name", modules())
 def test_docstring_examples_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if name == "ostinato.compat.sb3":
-        pytest.importorskip("stable_baselines3")
+    pytest.importorskip(OPTIONAL.get(name, "ostinato"))
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     module = importlib.import_module(name)

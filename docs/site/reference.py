@@ -195,7 +195,7 @@ GROUPS = (
         "Compatibility",
         "Classes with the interfaces of other libraries.",
         modules="ostinato.compat.torchrl ostinato.compat.sb3 ostinato.compat.lerobot ostinato.compat.skrl "
-        "ostinato.compat.fasttd3 ostinato.compat.isaacgymenvs ostinato.compat.objectrl",
+        "ostinato.compat.fasttd3 ostinato.compat.isaacgymenvs ostinato.compat.objectrl ostinato.compat.miles",
         guide="migrating.md",
     ),
     Group(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
@@ -9,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from ostinato import PrioritizedSampler
 from ostinato.compat.skrl import RandomMemory
 
 from .originals import original
@@ -95,6 +97,16 @@ def test_recurrent_agents_train_on_sequences_of_one_episode(name: str, tmp_path:
     _, ends = memory.sample(["rewards", "truncated"], batch_size=60, sequence_length=5)[0]
     assert ends.any()
     assert not ends.view(-1, 5)[:, :-1].any()
+
+
+@pytest.mark.parametrize("name", ["sac", "td3", "ddpg"])
+def test_weights_reach_no_loss_of_the_agents_themselves(name: str, tmp_path: Path) -> None:
+    """They sample neither weights nor set priorities, which stay equal: the weight of each row is 1."""
+    sampler = partial(PrioritizedSampler, 60, alpha=0.6, beta=0.4)
+    weights, memory = train(name, RandomMemory, tmp_path, sampler=sampler)
+    assert all(bool(x.isfinite().all()) for x in weights.values())
+    (found,) = memory.sample(["priority_weight"], batch_size=60)[0]
+    assert (found == 1).all()
 
 
 def fill(memory: Any, steps: int, at_once: int = 1) -> Any:

@@ -101,7 +101,9 @@ def public_names() -> dict[str, object]:
     """Every name of `__all__` of the public modules, by its path."""
     names = {f"ostinato.{name}": getattr(ostinato, name) for name in ostinato.__all__}
     compat = [
-        f"ostinato.compat.{m.name}" for m in pkgutil.iter_modules(importlib.import_module("ostinato.compat").__path__)
+        f"ostinato.compat.{m.name}"
+        for m in pkgutil.iter_modules(importlib.import_module("ostinato.compat").__path__)
+        if m.name != "transferqueue"  # its package is not installed here; docs/recipes/verl.md is its page
     ]
     parts = ("collect", "datasets", "errors", "protocols", "samplers", "storages", "testing", "tools", "trajectories")
     for module in [*compat, *(f"ostinato.{part}" for part in (*parts, "transforms", "units", "viz", "writers"))]:

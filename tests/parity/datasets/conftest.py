@@ -15,14 +15,14 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-_ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[3]
 _ORACLE = Path(__file__).with_name("_oracle.py")
 
 
-def _python() -> Path | None:
+def lerobot_python() -> Path | None:
     """The interpreter with lerobot: OSTINATO_LEROBOT_PYTHON, or that of `make build/lerobot/.installed`."""
     given = os.environ.get("OSTINATO_LEROBOT_PYTHON")
-    found = Path(given) if given else _ROOT / "build/lerobot/bin/python"
+    found = Path(given) if given else ROOT / "build/lerobot/bin/python"
     return found if found.exists() else None
 
 
@@ -100,7 +100,7 @@ class Official:
 @pytest.fixture(scope="session")
 def official(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Official]:
     """LeRobot in a process that lasts as long as the session: its import takes seconds."""
-    python = _python()
+    python = lerobot_python()
     if python is None:
         pytest.skip("no environment with lerobot: run `make build/lerobot/.installed` or set OSTINATO_LEROBOT_PYTHON")
     folder = tmp_path_factory.mktemp("official")
