@@ -126,6 +126,21 @@ def test_fields_of_each_kind_follow_their_responses() -> None:
     assert lease.groups[0].responses[0].fields["tokens"].tolist() == [0, 1]
 
 
+@pytest.mark.parametrize("form", ["packed", "nested", "list"])
+def test_memory_is_used_again_only_when_nobody_has_it(form: Any) -> None:
+    budget = TokenBudget(max_tokens=2000, form=form)
+    ((row,),) = budget.batches(lease_of([[1000, 900]]))
+    address = row["positions"].data_ptr() if form == "packed" else 0
+    array = (row["tokens"] if form == "packed" else row["tokens"][0]).numpy()  # of memory that two responses have
+    expected = array.tolist()
+    del row
+    for _ in range(3):
+        ((row,),) = budget.batches(lease_of([[950, 900]]))
+        assert form != "packed" or address in {row[name].data_ptr() for name in ("tokens", "positions")}
+        assert array.tolist() == expected
+        del row
+
+
 def test_what_cannot_be_packed_raises() -> None:
     lease = lease_of([[3, 4], [5, 2]])
     del lease.groups[1].responses[0].fields["version"]
