@@ -13,7 +13,7 @@ from ostinato.buffers.updates import as_sampler
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ostinato.buffers.pipeline import Prefetcher
+    from ostinato.buffers.prefetch import Prefetcher
     from ostinato.buffers.reader import Reader
 
 

@@ -16,7 +16,7 @@ from ostinato.buffers.stats import combine
 from ostinato.buffers.updates import UpdateQueue
 from ostinato.distributed.actor_names import FLEET, check_free, take_names
 from ostinato.distributed.actors import BufferSpec, ShardSpec
-from ostinato.distributed.batch_stream import ShardPrefetcher
+from ostinato.distributed.batch_stream import ShardBatches
 from ostinato.distributed.checkpoints import (
     ShardReport,
     check_checkpoint_dir,
@@ -244,7 +244,7 @@ class ShardedReplayBuffer(RemoteBuffer):
         self._shards = shards
         self._updates = UpdateQueue()
         sampler = ShardSampler(shards, generator, limiter, consumer, age_s)
-        self._batches = ShardPrefetcher(sampler, fleet.prefetch)
+        self._batches = ShardBatches(sampler, fleet.prefetch)
         self._writer = ShardWriter(shards, limiter, waits=info.waits, sticky=fleet.sticky, home=fleet.home)
 
     def __getstate__(self) -> dict[str, Any]:
