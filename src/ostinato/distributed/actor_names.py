@@ -17,21 +17,6 @@ from ostinato.errors import LostBufferError, NoAnswerError, OptionError, UsageEr
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = [
-    "BUFFER",
-    "FLEET",
-    "NAMESPACE",
-    "ActorNames",
-    "check_connected",
-    "check_free",
-    "claiming",
-    "connect",
-    "find",
-    "first_answer",
-    "names_of",
-    "shard_part",
-    "take_names",
-]
 
 NAMESPACE = "ostinato"
 """Default namespace of names."""

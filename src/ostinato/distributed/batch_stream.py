@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from ostinato.distributed.deadlines import Deadline
     from ostinato.distributed.sampling import BatchAndInfo, ShardSampler
 
-__all__ = ["ActorBatches", "ShardBatches"]
 
 _AHEAD_S = -2 * POLL_S
 """Seconds waited for a batch requested ahead: negative, so that its first poll never times out."""

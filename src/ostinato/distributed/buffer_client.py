@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from ostinato.distributed.remote import Time
 
-__all__ = ["BufferClient"]
-
 
 @final
 class BufferClient:

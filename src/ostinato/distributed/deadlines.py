@@ -16,13 +16,11 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, field
-from numbers import Real
 from typing import Any, NamedTuple, Self, final
 
 from ostinato.buffers.rate_limit import check_timeout
-from ostinato.errors import NoAnswerError, OptionError
-
-__all__ = ["CALL_TIMEOUT_S", "GRACE_S", "POLL_S", "Callee", "Deadline", "check_call_timeout"]
+from ostinato.core.options import check_number
+from ostinato.errors import NoAnswerError
 
 CALL_TIMEOUT_S = 60.0
 """Default of `call_timeout_s`."""
@@ -40,11 +38,8 @@ def check_call_timeout(call_timeout_s: Any) -> float:
     Raises:
         OptionError: It is not a number above 0.
     """
-    given = call_timeout_s
-    if isinstance(given, bool) or not isinstance(given, Real) or not float(given) > 0:
-        msg = f"call_timeout_s must be a number of seconds above 0 (math.inf sets no limit), got {given!r}"
-        raise OptionError(msg)
-    return float(given)
+    words = "a number of seconds above 0 (math.inf sets no limit)"
+    return check_number("call_timeout_s", call_timeout_s, words, lambda seconds: seconds > 0)
 
 
 class Callee(NamedTuple):

@@ -55,7 +55,6 @@ if TYPE_CHECKING:
     from ostinato.buffers.options import AnyBufferOptions
     from ostinato.distributed.deadlines import Deadline
 
-__all__ = ["RayReplayBuffer"]
 
 _CLOSE_TIMEOUT_S = 5.0
 """How long `close` waits until the actor knows that it is closed."""

@@ -14,24 +14,11 @@ from typing import TYPE_CHECKING, NamedTuple, final
 
 import torch
 
-from ostinato.errors import OptionError
-
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from torch import Tensor
 
-__all__ = [
-    "MAX_SHARDS",
-    "ShardWeight",
-    "WriteOrder",
-    "allot",
-    "allot_consuming",
-    "join_index",
-    "positions_by_shard",
-    "split_index",
-    "weight_factors",
-]
 
 _SLOT_BITS = 40
 _SLOT_MASK = (1 << _SLOT_BITS) - 1
@@ -132,15 +119,9 @@ class WriteOrder:
         shards: Number of shards.
         first: Where to begin.
         sticky: Begin there for every write.
-
-    Raises:
-        OptionError: There are no shards, or too many.
     """
 
     def __init__(self, shards: int, first: int, *, sticky: bool) -> None:
-        if not 0 < shards <= MAX_SHARDS:
-            msg = f"num_shards must be in [1, {MAX_SHARDS}], got {shards}"
-            raise OptionError(msg)
         self._shards = shards
         self._next = first % shards
         self._sticky = sticky

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from ostinato.distributed.shard_client import ShardClient
     from ostinato.distributed.snapshot import Reservation
 
-__all__ = ["BatchAndInfo", "Part", "RowConsumer", "ShardSampler", "join_parts", "split_batch"]
 
 BatchAndInfo: TypeAlias = tuple[Any, dict[str, Any]]
 """A batch and its info, as `sample(return_info=True)` returns them."""

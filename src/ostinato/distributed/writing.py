@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from ostinato.distributed.rate_limits import RateLimitClient
     from ostinato.distributed.shard_client import ShardClient
 
-__all__ = ["ShardWriter", "count_rows"]
-
 
 def count_rows(data: Any) -> int:
     """Return the number of rows of a batch for `extend`.
