@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from typing import TYPE_CHECKING, NamedTuple, final
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -111,29 +111,7 @@ def weight_factors(weights: Mapping[int, ShardWeight]) -> dict[int, float]:
     return {i: (weight.least / least) ** -weight.beta for i, weight in weights.items() if weight.mass > 0}
 
 
-@final
-class WriteOrder:
-    """The order of shards to try for each write: round-robin, or always the same one first.
-
-    Args:
-        shards: Number of shards.
-        first: Where to begin.
-        sticky: Begin there for every write.
-    """
-
-    def __init__(self, shards: int, first: int, *, sticky: bool) -> None:
-        self._shards = shards
-        self._next = first % shards
-        self._sticky = sticky
-
-    def next(self, missing: Collection[int]) -> list[int]:
-        """Return the shards to try for one write; those that are missing come last."""
-        found = self.peek(missing)
-        if not self._sticky:
-            self._next = (self._next + 1) % self._shards
-        return found
-
-    def peek(self, missing: Collection[int]) -> list[int]:
-        """Return the shards to try for the next write."""
-        ring = [(self._next + i) % self._shards for i in range(self._shards)]
-        return [i for i in ring if i not in missing] + [i for i in ring if i in missing]
+def write_order(shards: int, first: int, missing: Collection[int]) -> list[int]:
+    """Return the shards to try for a write, from the first one on; those that are missing come last."""
+    ring = [(first + i) % shards for i in range(shards)]
+    return sorted(ring, key=lambda shard: shard in missing)
