@@ -176,9 +176,7 @@ class DrawOrder(Order):
     def receive(self, queue: Prefetcher, requested: Requested) -> list[tuple[Draw, Any]]:
         """Return a draw and its batch; if this cannot be made, the draw is taken back before the error is raised."""
         draw, future, _ = requested
-        if not future.done():
-            with queue.lock:
-                queue.waits += 1
+        queue.count_wait(future)
         try:
             return [(draw, future.result())]
         except BaseException:
@@ -214,7 +212,7 @@ class Pipeline:
         self._engine = engine
         # page-locked batches are on their way to a GPU: prefetched ones are copied beside the learner's work
         self._stream = CopyStream() if depth and engine.store.pin and torch.cuda.is_available() else None
-        self.prefetch: Prefetcher | None = Prefetcher(depth, engine.waiters.lock) if depth else None
+        self.prefetch = Prefetcher(depth, engine.waiters.lock)
         engine.queue = self.prefetch
         self.ended = False
         """Whether the buffer was shut down."""
@@ -243,8 +241,8 @@ class Pipeline:
         for limit in engine.limits:
             ask = ask.begun(limit)  # all tries share one time
         while True:
-            if self.prefetch is not None:
-                made = self._make_ahead(self.prefetch, size, finish, ask, within_epoch=within_epoch)
+            if self.prefetch.depth:
+                made = self._make_ahead(size, finish, ask, within_epoch=within_epoch)
             elif tries < _FREE_TRIES:
                 made = self._make_now(size, finish, ask)
             else:
@@ -258,14 +256,14 @@ class Pipeline:
                 raise EpochEndError(msg)
         data, rows, notes = made
         engine.deliver(rows.draw)
-        if self.prefetch is not None:
+        if self.prefetch.depth:
             notes = {**notes, "stale": engine.stale(rows.draw, rows)}
         return Batch(data, rows.draw, notes)
 
     @property
     def plain(self) -> bool:
         """Whether batches are made when they are asked for, and no update is pending."""
-        return self.prefetch is None and self._updates is None and not self.ended
+        return not self.prefetch.depth and self._updates is None and not self.ended
 
     def _check_open(self) -> None:
         """Raise after `shutdown`; let pending updates be done before the next draw."""
@@ -275,10 +273,8 @@ class Pipeline:
         if self._updates is not None:
             self._updates.settle()
 
-    def _make_ahead(
-        self, prefetch: Prefetcher, size: int, finish: Finish, ask: Ask, *, within_epoch: bool
-    ) -> Made | None:
-        engine = self._engine
+    def _make_ahead(self, size: int, finish: Finish, ask: Ask, *, within_epoch: bool) -> Made | None:
+        engine, prefetch = self._engine, self.prefetch
         order = DrawOrder(engine, size, ask, partial(self._make_in_worker, finish), within_epoch=within_epoch)
         if prefetch.forked:  # the queue was copied, but not the worker
             prefetch.renew(lambda requested: order.again(prefetch, requested.draw))
@@ -307,7 +303,7 @@ class Pipeline:
     @property
     def draws(self) -> list[Draw]:
         """Draws that are queued, oldest first."""
-        return [] if self.prefetch is None else self.prefetch.draws
+        return self.prefetch.draws
 
     @property
     def over(self) -> bool:
@@ -318,13 +314,12 @@ class Pipeline:
     def drop(self) -> None:
         """Forget queued batches and their draws; a generator of the buffer's own goes back to before them."""
         with self._engine.lock:
-            self._engine.undraw([] if self.prefetch is None else self.prefetch.clear())
+            self._engine.undraw(self.prefetch.clear())
 
     def close(self) -> None:
         """End the threads. Batches made ahead are dropped, their draws are kept and delivered first."""
         self.redo()
-        if self.prefetch is not None:
-            self.prefetch.close()
+        self.prefetch.close()
         if self._updates is not None:
             self._updates.close()
 
@@ -337,7 +332,7 @@ class Pipeline:
             if self._updates is None:
                 self._engine.parts_changed()
                 self._updates = UpdateQueue()
-        return self._updates.submit(update, None if self.prefetch is None else self.prefetch.worker())
+        return self._updates.submit(update, self.prefetch.worker())
 
     def settle(self) -> None:
         """Wait for pending updates, and raise the first error of one; the caller does not hold the lock."""
@@ -347,20 +342,17 @@ class Pipeline:
     def synchronize(self) -> None:
         """Wait for pending updates and queued batches, and raise the first error of one."""
         self.settle()
-        if self.prefetch is not None:
-            self.prefetch.synchronize()
+        self.prefetch.synchronize()
 
     def forget(self) -> None:
         """Forget queued batches; what they were drawn from has been replaced."""
-        if self.prefetch is not None:
-            self.prefetch.clear()
+        self.prefetch.clear()
 
     def redo(self) -> None:
         """Forget queued batches but keep their draws, to be made again (after the chain of transforms has changed)."""
-        if self.prefetch is not None:
-            with self._engine.lock:
-                self._engine.pending.extendleft(reversed(self.prefetch.clear()))
-                self._engine.waiters.wake()
+        with self._engine.lock:
+            self._engine.pending.extendleft(reversed(self.prefetch.clear()))
+            self._engine.waiters.wake()
 
     def restart(self) -> None:
         """Forget all queued draws and begin a new epoch."""

@@ -61,7 +61,7 @@ class Prefetcher:
     transforms need not be thread-safe. Holds no reference to its user, except in batches that are still to be made.
 
     Args:
-        depth: batches to keep requested, at least 1.
+        depth: batches to keep requested; 0 for none, in a buffer without prefetch.
         lock: guards the queue; the same thread may take it several times.
         count: batches of one request. Only the first request is for one batch, because a reader waits for it.
         start: starts the worker, for the first work.
@@ -169,8 +169,14 @@ class Prefetcher:
         return self._process not in (0, os.getpid())
 
     def worker(self) -> Callable[[Callable[[], Any]], Future[Any]] | None:
-        """Return what runs a function in the worker, after the batches queued; None if that is in another process."""
-        return None if self.forked else self.submit
+        """Return what runs a function in the worker, after the batches queued; None without one in this process."""
+        return None if self.forked or not self.depth else self.submit
+
+    def count_wait(self, made: Future[Any]) -> None:
+        """Count a reader that has to wait for the worker, if it does."""
+        if not made.done():
+            with self.lock:
+                self.waits += 1
 
     def clear(self) -> list[Any]:
         """Drop all queued batches, which the worker makes no more, and return their draws."""

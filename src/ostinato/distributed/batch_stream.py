@@ -310,14 +310,9 @@ class ShardBatches:
         self.queue = Prefetcher(depth, threading.RLock(), sampler.batches_per_round(depth), _DaemonThread)
         self.ahead = _Ahead(Snapshot())
 
-    @property
-    def ready(self) -> int:
-        """Batches that are ready now."""
-        return self.queue.ready
-
     def can_draw(self, size: int, batch_size: int | None) -> bool:
         """Return whether a batch of `size` rows can be had at once; `batch_size` is that of batches drawn ahead."""
-        if self.queue.depth and (size != batch_size or self.ready):
+        if self.queue.depth and (size != batch_size or self.queue.ready):
             return size == batch_size
         return self.sampler.can_draw(size)
 
@@ -408,12 +403,13 @@ class _ShardOrder(Order):
         uniforms = self._batches.sampler.uniforms(count * self._size)
         return self._batches.request(_ShardDraw([self._size] * count, uniforms, self._batches.ahead))
 
-    def receive(self, queue: Prefetcher, requested: Requested) -> list[BatchAndInfo]:  # noqa: ARG002
+    def receive(self, queue: Prefetcher, requested: Requested) -> list[BatchAndInfo]:
         """Return batches; those that could not be drawn ahead are drawn now.
 
         A reader waits no longer than its own time, and then leaves the batches to the next reader.
         """
         batches, deadline, draw = self._batches, self._deadline, requested.draw
+        queue.count_wait(requested.made)
         try:
             requested.made.exception(min(deadline.answer_left_s, threading.TIMEOUT_MAX))
         except BaseException as error:  # late, or interrupted: the batches are drawn all the same

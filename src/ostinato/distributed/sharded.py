@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack, final
@@ -338,8 +337,7 @@ class ShardedReplayBuffer(RemoteBuffer):
     def stats(self, *, timeout_s: float | None = None) -> BufferStats:
         """Return counts of rows, draws, ages and waits of the present shards; an age counts rows of the same shard."""
         with self._within("stats", timeout_s):
-            total = combine(list(self._shards.call_all("call", "stats").values()), None)
-        return dataclasses.replace(total, prefetch_ready=self._batches.ready)
+            return combine(list(self._shards.call_all("call", "stats").values()), self._batches.queue)
 
     def __repr__(self) -> str:
         """Shards and options; makes no remote call."""
