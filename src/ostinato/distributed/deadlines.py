@@ -107,19 +107,21 @@ class Deadline:
         return cls(call_timeout_s, _limit(timeout_s, call_timeout_s), share=share)
 
     @classmethod
-    def of_wait(cls, timeout_s: Any, default_s: float, call_timeout_s: float, *, share: float = 1.0) -> Self:
+    def of_wait(cls, timeout_s: Any, default_s: float | None, call_timeout_s: float, *, share: float = 1.0) -> Self:
         """Return the deadline of a call that may wait for readers or writers.
 
         Args:
             timeout_s: Longest wait; None is `default_s`.
-            default_s: The limiter's.
+            default_s: The limiter's; None if nothing makes the call wait: then it is one that is answered at once.
             call_timeout_s: Longest silence of an actor.
             share: Part of the time that one of several calls to shards may take.
 
         Raises:
             OptionError: `timeout_s` is not a number of at least 0.
         """
-        wait_s = _limit(timeout_s, default_s)
+        if default_s is None:
+            return cls.of_call(timeout_s, call_timeout_s, share=share)
+        wait_s = _limit(timeout_s, float(default_s))
         grace_s = call_timeout_s if timeout_s is None else min(GRACE_S, call_timeout_s)
         return cls(call_timeout_s, wait_s + call_timeout_s, wait_s, grace_s, probed=True, share=share)
 

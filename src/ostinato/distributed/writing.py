@@ -78,10 +78,9 @@ class ShardWriter:
             LostBufferError: No shard answers.
             WaitTimeoutError: Too few rows were read in time; nothing is written.
         """
-        limit_s = RateLimiter().timeout_s if self._limiter is None else self._limiter.limiter.timeout_s
-        deadline = Deadline.of_call(timeout_s, self._shards.call_timeout_s, share=0.5)
-        if self._waits or self._limiter is not None:
-            deadline = Deadline.of_wait(timeout_s, limit_s, self._shards.call_timeout_s, share=0.5)
+        limit_s = RateLimiter.timeout_s if self._limiter is None else self._limiter.limiter.timeout_s
+        default_s = limit_s if self._waits or self._limiter is not None else None
+        deadline = Deadline.of_wait(timeout_s, default_s, self._shards.call_timeout_s, share=0.5)
         if name == "extend":
             data = replayable(data)
         rows = count_rows(data) if name == "extend" and self._limiter is not None else 1
