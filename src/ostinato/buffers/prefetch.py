@@ -22,7 +22,7 @@ class Requested(NamedTuple):
     """What they are made from: the draw of a reader, the random numbers of one from shards, the number of a request."""
     made: Any
     """The batches: the future of the worker, or what the order waits for itself."""
-    count: int = 1
+    number: int = 1
     """How many."""
 
 
@@ -83,12 +83,12 @@ class Prefetcher:
     def ready(self) -> int:
         """Batches of the worker that are ready now."""
         with self.lock:
-            return len(self._batches) + sum(one.count for one in self._queue if one.made.done())
+            return len(self._batches) + sum(one.number for one in self._queue if one.made.done())
 
     @property
     def queued(self) -> int:
         """Batches that are queued, ready or not."""
-        return len(self._batches) + sum([one.count for one in self._queue])
+        return len(self._batches) + sum([one.number for one in self._queue])
 
     @property
     def filled(self) -> bool:

@@ -428,7 +428,8 @@ class _ShardOrder(Order):
             if batches.sampler.consumer is None:
                 batches.drop()  # later batches may be wrong for the same reason; but consumed rows must not be lost
             raise
-        return [found] if len(draw.sizes) == 1 else split_batch(*found, draw.sizes)
+        batch, info = found
+        return [found] if len(draw.sizes) == 1 else split_batch(batch, info, draw.sizes)
 
     def _draw_now(self, draw: _ShardDraw) -> BatchAndInfo:
         sampler, deadline = self._batches.sampler, self._deadline
