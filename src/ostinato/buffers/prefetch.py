@@ -88,7 +88,9 @@ class Prefetcher:
     @property
     def queued(self) -> int:
         """Batches that are queued, ready or not."""
-        return len(self._batches) + sum([one.number for one in self._queue])
+        if self._count == 1:
+            return len(self._queue)
+        return len(self._batches) + sum(one.number for one in self._queue)
 
     @property
     def filled(self) -> bool:
@@ -117,20 +119,17 @@ class Prefetcher:
                 return self._batches.popleft()
             requested = self._queue.popleft()
         try:
-            first, *others = order.receive(self, requested)
+            batches = order.receive(self, requested)
         finally:
             del requested  # its future keeps an error, whose traceback keeps this frame
-        if others:
+        if len(batches) > 1:
             with self.lock:
-                self._batches.extend(others)
-        return first
+                self._batches.extend(batches[1:])
+        return batches[0]
 
     def _fill(self, order: Order) -> None:
-        ahead = self.queued
-        while ahead <= self.depth:
-            count = self._count if ahead else 1
-            if ahead + count > self.depth + 1:
-                return
+        ahead, most = self.queued, self.depth + 1
+        while ahead + (count := self._count if ahead else 1) <= most:
             requested = order.request(self, count)
             if requested is None:
                 return
