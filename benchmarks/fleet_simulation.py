@@ -206,7 +206,7 @@ class _Permits:
 
 
 class _Learner:
-    """Draws batches as fast as it can, by the rules of `Snapshot` and `ShardPrefetcher`."""
+    """Draws batches as fast as it can, by the rules of `Snapshot` and `ShardBatches`."""
 
     def __init__(self, simulation: Simulation, batches: int) -> None:
         self._simulation = simulation

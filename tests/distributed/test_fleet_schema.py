@@ -66,7 +66,7 @@ class Shard:
     def __init__(self, register: Register, storage: Any = None, **options: Any) -> None:
         made = LazyTensorStorage(100) if storage is None else storage
         self.buffer = ReplayBuffer(storage=made, batch_size=4, **options)
-        self.schema = ShardSchema(self.buffer, register)
+        self.schema = ShardSchema(self.buffer, register)  # type: ignore[arg-type]
 
     def write(self, data: Any) -> Any:
         return self.schema.write(lambda: self.buffer.extend(data))

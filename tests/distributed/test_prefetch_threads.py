@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from ostinato import LazyTensorStorage, QueueSampler, ReplayBuffer
-from ostinato.buffers import pipeline, rate_limit, reader, store
+from ostinato.buffers import pipeline, prefetch, rate_limit, reader, store
 from ostinato.buffers.checkpoint import save
 from ostinato.distributed import batch_stream, deadlines
-from ostinato.distributed.batch_stream import ShardPrefetcher
+from ostinato.distributed.batch_stream import ShardBatches
 from ostinato.distributed.deadlines import GRACE_S, Deadline
 from ostinato.errors import UsageError, WaitTimeoutError
 
@@ -23,14 +23,13 @@ from ..schedules import Schedule, explore
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-MODULES = (batch_stream, deadlines, save, reader, store, pipeline, rate_limit)
+MODULES = (batch_stream, deadlines, save, reader, store, pipeline, prefetch, rate_limit)
 CAPACITY = 16
 
 
 class OneShard:
     """Draws from a buffer in this process, as a `ShardSampler` draws from shards."""
 
-    unlimited = False
     consumer: Any = True
 
     def __init__(self, rb: ReplayBuffer) -> None:
@@ -43,6 +42,9 @@ class OneShard:
     def within(self, deadline: Deadline) -> Any:
         return nullcontext(deadline)
 
+    def batches_per_round(self, depth: int) -> int:
+        return 1
+
     def uniforms(self, size: int) -> torch.Tensor:
         return torch.zeros(size)
 
@@ -52,13 +54,13 @@ class OneShard:
     def give_back(self, rows: int) -> None:
         self.returned += rows
 
-    def draw(self, size: int, uniforms: torch.Tensor, timeout_s: float | None, *, offers: Any) -> Any:
+    def draw(self, size: int, uniforms: torch.Tensor, timeout_s: float | None, *, offers: Any = None) -> Any:
         return self._rb.sample(size, return_info=True, timeout_s=timeout_s)
 
 
-def make(depth: int = 2) -> tuple[ReplayBuffer, ShardPrefetcher]:
+def make(depth: int = 2) -> tuple[ReplayBuffer, ShardBatches]:
     rb = ReplayBuffer(storage=LazyTensorStorage(CAPACITY), sampler=QueueSampler())
-    return rb, ShardPrefetcher(OneShard(rb), depth)  # type: ignore[arg-type]
+    return rb, ShardBatches(OneShard(rb), depth)  # type: ignore[arg-type]
 
 
 def writes(rb: ReplayBuffer, rows: int) -> None:
@@ -66,7 +68,7 @@ def writes(rb: ReplayBuffer, rows: int) -> None:
         rb.extend(torch.arange(i, i + 4), timeout_s=math.inf)
 
 
-def reads(batches: ShardPrefetcher, number: int, timeout_s: float | None = None) -> list[int]:
+def reads(batches: ShardBatches, number: int, timeout_s: float | None = None) -> list[int]:
     return [row for _ in range(number) for row in batches.next(4, timeout_s, None)[0].tolist()]
 
 

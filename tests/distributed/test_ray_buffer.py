@@ -158,7 +158,7 @@ def test_batches_are_drawn_ahead_as_the_first_one_comes(
     before, found, sizes = rb.stats().rows_drawn, set(), set()
     for taken in range(1, 14):
         rb.sample()
-        requests = [call for _, call in rb._stream.stream._requests]
+        requests = [one.made for one in rb._batches.queue.requests]
         coming = [reference for call in requests for reference in call]
         ready, _ = cluster.wait(coming, num_returns=len(coming), timeout=60)
         assert len(ready) == len(coming)

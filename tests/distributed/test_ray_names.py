@@ -114,7 +114,7 @@ OF_SHARDS: list[Any] = [
     ({"num_shards": 0}, OptionError, "num_shards must be a positive integer"),
     ({"route": "nearest"}, OptionError, "route must be one of"),
     ({"resume": True}, OptionError, "need checkpoint_dir"),
-    ({"placement": "NEAR"}, OptionError, "placement must be None or one of"),
+    ({"placement": "NEAR"}, OptionError, "placement must be one of"),
     ({"shard_timeout_s": -1.0}, OptionError, "shard_timeout_s"),
     ({"shard_timeout_s": math.nan}, OptionError, "shard_timeout_s"),
     ({"snapshot_age_s": -1.0}, OptionError, "snapshot_age_s must be a number of seconds"),

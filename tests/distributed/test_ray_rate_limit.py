@@ -143,7 +143,7 @@ def test_a_dropped_handle_leaves_nothing_and_a_closed_stream_is_opened_again(rem
     rb.empty()
     rb.extend(rows(0, 64))
     found = [row for _ in range(2) for row in rb.sample()["x"].tolist()]
-    rb.actor.close_stream.remote(rb._stream.stream._id)
+    rb.actor.close_stream.remote(rb._batches.stream.name)
     found += [row for _ in range(6) for row in rb.sample()["x"].tolist()]
     assert Counter(found) == Counter(range(64)), "what was answered before is not lost"
 

@@ -75,9 +75,9 @@ async def test_the_file_names_the_fields_and_keeps_the_counts_of_the_limiter(tmp
     saved = read_fleet(tmp_path)
     assert saved is not None
     assert (saved["fields"], saved["shards"]) == (["'obs': float32[3]"], 2)
-    assert await fresh.restore_limits(saved["limiter"]) is None
+    assert await fresh.begin(saved["limiter"]) is None
     assert await fresh.limits() == state
-    differing = await other.restore_limits(saved["limiter"])
+    differing = await other.begin(saved["limiter"])
     assert differing is not None
     assert "samples_per_insert=0.3 (now 0.6)" in differing
     assert await other.totals() == (0, 0)

@@ -42,8 +42,8 @@ def test_an_unnoticed_restart_warns_and_changes_the_distribution_at_once(
         rb.pinned(shard).extend(make_rows(1000 * shard, count))
     for _ in range(4):
         rb.sample()
-    for coming in rb._batches._jobs:
-        coming.future.exception(60)  # a batch in progress would notice the dead shard
+    for coming in rb._batches.queue.requests:
+        coming.made.exception(60)  # a batch in progress would notice the dead shard
 
     def restarted() -> bool:
         """Ask Ray, without a call of a handle."""

@@ -151,7 +151,7 @@ def test_a_queue_returns_each_row_once_in_the_order_of_its_shard(remade: Any, pr
     assert sorted(seen) == [list(range(160)), list(range(1000, 1160))]
     with pytest.raises(WaitTimeoutError, match=r"allow 0 more draw\(s\)"):
         rb.sample(timeout_s=0.05)
-    until(lambda: all(job.future.done() for job in rb._batches._jobs))  # else draws ahead could free room below
+    until(lambda: all(one.made.done() for one in rb._batches.queue.requests))  # else draws ahead could free room below
     first = rb.pinned(0)
     first.extend(rows(60))
     rb.pinned(1).extend(rows(4))

@@ -411,7 +411,7 @@ class ReplayBufferEnsemble(RoutedBuffer):
         """Members and options."""
         lines = ",\n".join(f"    {rb!r}" for rb in self.members)
         flat = ", flatten=True" if self.flatten else ""
-        depth = self._pipeline.prefetch and self._pipeline.prefetch.depth
+        depth = self._pipeline.prefetch.depth or None
         return (
             f"ReplayBufferEnsemble(\n{lines},\n    {self.sampler!r}, batch_size={self._batch_size}, "
             f"prefetch={depth}{flat})"

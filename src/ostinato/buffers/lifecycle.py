@@ -177,7 +177,7 @@ class Lifecycle:
                 buffer; nothing has changed then.
         """
         check_drop_last(part("sampler", sampler, Sampler, None), self._batch_size)
-        with_limit(sampler, None, self._pipeline.prefetch and self._pipeline.prefetch.depth)
+        with_limit(sampler, None, self._pipeline.prefetch.depth)
         with self._engine.lock:  # no draw of the old one may come in between
             self._pipeline.drop()
             return self._engine.set_sampler(sampler)
@@ -410,9 +410,8 @@ class Lifecycle:
         with self._engine.lock:
             if isinstance(self._engine, Reader):
                 self._engine.store.follow_storage()  # first: it may drop queued draws
-            depth = self._pipeline.prefetch.depth if self._pipeline.prefetch else 0
             queued = [] if self.shared else self._pipeline.draws  # a process that is started makes its own draws
-            return {**self.__dict__, "_pipeline": (depth, queued), "_pass": None}
+            return {**self.__dict__, "_pipeline": (self._pipeline.prefetch.depth, queued), "_pass": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Start without a thread; queued draws come first."""

@@ -45,7 +45,7 @@ from ostinato.writers import WriterEnsemble
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ostinato.buffers.pipeline import Prefetcher
+    from ostinato.buffers.prefetch import Prefetcher
     from ostinato.buffers.reader import Reader
     from ostinato.buffers.records import Rows
     from ostinato.buffers.updates import ConditionalUpdateResult

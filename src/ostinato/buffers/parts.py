@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato.buffers.observer import Observer
-    from ostinato.buffers.pipeline import Prefetcher
+    from ostinato.buffers.prefetch import Prefetcher
     from ostinato.buffers.store import Store
     from ostinato.core.episodes.tracker import Episodes
     from ostinato.core.records import Draw, View

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-import os
-from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, final
 
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from ostinato.buffers.prefetch import Order, Prefetcher, Requested
 from ostinato.buffers.rate_limit import Ask
 from ostinato.buffers.updates import UpdateQueue
 from ostinato.core import kinds
 from ostinato.core.episodes.tracker import as_path
 from ostinato.core.kinds import is_tensor_collection, require_eager
-from ostinato.core.processes import Work, raise_first
 from ostinato.core.rows import map_leaves
 from ostinato.errors import EmptyBufferError, EpochEndError, UsageError
 from ostinato.storages.columns import owned
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from concurrent.futures import Future
 
     from torch import Tensor
 
-    from ostinato.buffers.rate_limit import Waiters
     from ostinato.buffers.reader import Reader
     from ostinato.buffers.records import Rows
     from ostinato.buffers.sampling import Sampling
@@ -120,159 +117,72 @@ def make_batch(engine: Reader, draw: Draw, finish: Finish, collate: Callable[[An
     return finish(data if collate is None else collate(data), draw, notes), rows, notes
 
 
-class Order(NamedTuple):
-    """A batch that a reader asks for."""
-
-    engine: Reader
-    """Where draws come from."""
-    size: int
-    """Rows."""
-    ask: Ask
-    """How long to wait."""
-    make: Callable[[Draw], Any]
-    """Makes the batch of a draw; runs in the worker."""
-    within_epoch: bool
-    """Whether no draw may be made beyond the end of the epoch."""
-
-
 @final
-class Prefetcher:
-    """Keeps `depth` batches ready.
+class DrawOrder(Order):
+    """A batch of a buffer in this process.
 
     Draws are made in the caller's thread, in order, and keep their rows (see `ostinato.buffers.drawn_ahead`), so that
-    a batch depends on the order of the calls alone; the worker copies, collates and transforms. One worker: batches are
-    delivered in order in any case, and user transforms need not be thread-safe.
+    a batch depends on the order of the calls alone; the worker copies, collates and transforms.
 
     A reader waits for two things, one after the other, and neither can be withheld from it:
 
     - for a place in the queue: a queued draw, of whichever reader, or the permission to draw. Both are looked at under
-      the lock of `waiters`, which also guards the queue, and every draw that is queued wakes the readers that wait.
-      A draw in the queue belongs to no reader: the next one that looks takes it. So no reader waits while a draw is
-      queued, and no draw stays queued while a reader waits.
+      the lock of the queue, which is that of the buffer, and every draw that is queued wakes the readers that wait. So
+      no reader waits while a draw is queued, and no draw stays queued while a reader waits.
     - for the batch of the draw that it took: the worker makes the batches of all draws in order, without waiting, and
       a failure is the result of the draw that it belongs to.
 
-    Holds no reference to its user, except in batches that are still to be made.
-
     Args:
-        depth: batches to keep ready, at least 1.
-        waiters: the lock that guards the queue, and the calls that wait under it.
+        engine: where draws come from.
+        size: rows.
+        ask: how long to wait.
+        make: makes the batch of a draw; runs in the worker.
+        within_epoch: whether no draw may be made beyond the end of the epoch.
     """
 
-    def __init__(self, depth: int, waiters: Waiters) -> None:
-        self.depth = depth
-        self.waits = 0
-        self._waiters = waiters
-        self._queue: deque[tuple[Draw, Future[Any]]] = deque()
-        self._executor: ThreadPoolExecutor | None = None
-        self._process = 0
+    def __init__(self, engine: Reader, size: int, ask: Ask, make: Callable[[Draw], Any], *, within_epoch: bool) -> None:
+        self._engine, self._size, self._ask, self._make, self._within_epoch = engine, size, ask, make, within_epoch
 
-    @property
-    def ready(self) -> int:
-        """Batches that are ready now."""
-        with self._waiters.lock:
-            return sum(future.done() for _, future in self._queue)
+    def request(self, queue: Prefetcher, count: int) -> Requested | None:  # noqa: ARG002 (each draw is one batch)
+        """Make a draw and queue its batch, as far as no draw has to wait while another one is queued.
 
-    @property
-    def queued(self) -> int:
-        """Batches that are queued, ready or not."""
-        return len(self._queue)
-
-    @property
-    def filled(self) -> bool:
-        """Whether a draw is queued; the caller holds the lock."""
-        return bool(self._queue)
-
-    @property
-    def draws(self) -> list[Draw]:
-        """The queued draws, oldest first."""
-        with self._waiters.lock:
-            return [draw for draw, _ in self._queue]
-
-    def next(self, order: Order) -> tuple[Draw, Any]:
-        """Return the oldest draw and its batch, having queued draws until `depth` follow it, as far as permitted.
-
-        If a draw raises, the error is the caller's and the queue stays as it is; that there are too few rows is an
-        error only if no draw is queued. If its batch cannot be made, the draw is taken back before the error is raised.
+        That there are too few rows is an error only if no draw is queued.
         """
-        engine, size, ask, make, _ = order
-        with self._waiters.lock:
-            self._revive(make)
-            self._fill(order)
-            while not self._queue:
-                engine.wait_to_draw(size, ask, lambda: self.filled)
-                self._fill(order)
-            draw, future = self._queue.popleft()
-            self.waits += not future.done()
+        engine, size = self._engine, self._size
+        while not engine.may_draw(size):
+            if queue.filled:
+                return None
+            engine.wait_to_draw(size, self._ask, lambda: queue.filled)
+        if self._within_epoch and queue.filled and (queue.draws[-1].last or is_spent(engine)):
+            return None  # the next draw begins another epoch
         try:
-            return draw, future.result()
+            draw = engine.draw(size, ahead=True, ask=self._ask)
+        except EmptyBufferError:
+            if queue.filled:
+                return None  # the draws that are queued took the last rows: they are delivered first
+            raise
+        try:
+            requested = self.again(queue, draw)
         except BaseException:
-            del future  # it keeps the error, whose traceback keeps this frame
             engine.give_back(draw)
             raise
+        engine.waiters.wake()
+        return requested
 
-    def _fill(self, order: Order) -> None:
-        """Queue draws until there is one to take and `depth` follow it, as far as no draw has to wait."""
-        (engine, size, ask, make, within_epoch), queue = order, self._queue
-        while len(queue) <= self.depth and engine.may_draw(size):
-            if within_epoch and queue and (queue[-1][0].last or is_spent(engine)):
-                return  # the next draw begins another epoch
-            try:
-                draw = engine.draw(size, ahead=True, ask=ask)
-            except EmptyBufferError:
-                if queue:
-                    return  # the draws that are queued took the last rows: they are delivered first
-                raise
-            try:
-                queue.append((draw, self._pool().submit(Work(partial(on_stream_of_caller(make), draw)))))
-            except BaseException:
-                engine.give_back(draw)
-                raise
-            self._waiters.wake()
+    def again(self, queue: Prefetcher, draw: Draw) -> Requested:
+        """Let the worker make the batch of a draw."""
+        return Requested(draw, queue.submit(partial(on_stream_of_caller(self._make), draw)))
 
-    def clear(self) -> list[Draw]:
-        """Drop all queued batches and return their draws."""
-        with self._waiters.lock:
-            draws = [draw for draw, _ in self._queue]
-            for _, future in self._queue:
-                future.cancel()
-            self._queue.clear()
-            return draws
-
-    def close(self) -> None:
-        """Drop all queued batches, and end the worker thread once the batch that it is making is made."""
-        with self._waiters.lock:
-            self.clear()
-            executor, self._executor = self._executor, None
-        if executor is not None and self._process == os.getpid():
-            executor.shutdown()
-
-    def synchronize(self) -> None:
-        """Wait for the queued batches, which stay queued, and raise the first error of one."""
-        with self._waiters.lock:
-            futures = [future for _, future in self._queue] if self._process == os.getpid() else []
-        wait(futures)
-        raise_first(futures)
-
-    def worker(self) -> Callable[[Callable[[], Any]], Future[Any]] | None:
-        """Return what runs a function in the worker, after the batches queued; None if that is in another process."""
-        return None if self._process not in (0, os.getpid()) else self._submit
-
-    def _submit(self, function: Callable[[], Any]) -> Future[Any]:
-        with self._waiters.lock:
-            return self._pool().submit(Work(function))
-
-    def _pool(self) -> ThreadPoolExecutor:
-        if self._executor is None:
-            self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ostinato-prefetch")
-            self._process = os.getpid()
-        return self._executor
-
-    def _revive(self, make: Callable[[Draw], Any]) -> None:
-        """A forked child has the queue but not the thread: hand the queued draws to a thread of its own."""
-        if self._executor is not None and self._process != os.getpid():
-            self._executor = None
-            self._queue = deque((draw, self._pool().submit(Work(partial(make, draw)))) for draw, _ in self._queue)
+    def receive(self, queue: Prefetcher, requested: Requested) -> list[tuple[Draw, Any]]:
+        """Return a draw and its batch; if this cannot be made, the draw is taken back before the error is raised."""
+        draw, future, _ = requested
+        queue.count_wait(future)
+        try:
+            return [(draw, future.result())]
+        except BaseException:
+            del requested, future  # it keeps the error, whose traceback keeps this frame
+            self._engine.give_back(draw)
+            raise
 
 
 def is_spent(engine: Reader) -> bool:
@@ -302,7 +212,7 @@ class Pipeline:
         self._engine = engine
         # page-locked batches are on their way to a GPU: prefetched ones are copied beside the learner's work
         self._stream = CopyStream() if depth and engine.store.pin and torch.cuda.is_available() else None
-        self.prefetch: Prefetcher | None = Prefetcher(depth, engine.waiters) if depth else None
+        self.prefetch = Prefetcher(depth, engine.waiters.lock)
         engine.queue = self.prefetch
         self.ended = False
         """Whether the buffer was shut down."""
@@ -331,8 +241,8 @@ class Pipeline:
         for limit in engine.limits:
             ask = ask.begun(limit)  # all tries share one time
         while True:
-            if self.prefetch is not None:
-                made = self._make_ahead(self.prefetch, size, finish, ask, within_epoch=within_epoch)
+            if self.prefetch.depth:
+                made = self._make_ahead(size, finish, ask, within_epoch=within_epoch)
             elif tries < _FREE_TRIES:
                 made = self._make_now(size, finish, ask)
             else:
@@ -346,14 +256,14 @@ class Pipeline:
                 raise EpochEndError(msg)
         data, rows, notes = made
         engine.deliver(rows.draw)
-        if self.prefetch is not None:
+        if self.prefetch.depth:
             notes = {**notes, "stale": engine.stale(rows.draw, rows)}
         return Batch(data, rows.draw, notes)
 
     @property
     def plain(self) -> bool:
         """Whether batches are made when they are asked for, and no update is pending."""
-        return self.prefetch is None and self._updates is None and not self.ended
+        return not self.prefetch.depth and self._updates is None and not self.ended
 
     def _check_open(self) -> None:
         """Raise after `shutdown`; let pending updates be done before the next draw."""
@@ -363,11 +273,12 @@ class Pipeline:
         if self._updates is not None:
             self._updates.settle()
 
-    def _make_ahead(
-        self, prefetch: Prefetcher, size: int, finish: Finish, ask: Ask, *, within_epoch: bool
-    ) -> Made | None:
-        engine = self._engine
-        draw, made = prefetch.next(Order(engine, size, ask, partial(self._make_in_worker, finish), within_epoch))
+    def _make_ahead(self, size: int, finish: Finish, ask: Ask, *, within_epoch: bool) -> Made | None:
+        engine, prefetch = self._engine, self.prefetch
+        order = DrawOrder(engine, size, ask, partial(self._make_in_worker, finish), within_epoch=within_epoch)
+        if prefetch.forked:  # the queue was copied, but not the worker
+            prefetch.renew(lambda requested: order.again(prefetch, requested.draw))
+        draw, made = prefetch.next(order)
         if self._stream is not None:
             made, event = made
             if made is not None:
@@ -392,7 +303,7 @@ class Pipeline:
     @property
     def draws(self) -> list[Draw]:
         """Draws that are queued, oldest first."""
-        return [] if self.prefetch is None else self.prefetch.draws
+        return self.prefetch.draws
 
     @property
     def over(self) -> bool:
@@ -403,13 +314,12 @@ class Pipeline:
     def drop(self) -> None:
         """Forget queued batches and their draws; a generator of the buffer's own goes back to before them."""
         with self._engine.lock:
-            self._engine.undraw([] if self.prefetch is None else self.prefetch.clear())
+            self._engine.undraw(self.prefetch.clear())
 
     def close(self) -> None:
         """End the threads. Batches made ahead are dropped, their draws are kept and delivered first."""
         self.redo()
-        if self.prefetch is not None:
-            self.prefetch.close()
+        self.prefetch.close()
         if self._updates is not None:
             self._updates.close()
 
@@ -422,7 +332,7 @@ class Pipeline:
             if self._updates is None:
                 self._engine.parts_changed()
                 self._updates = UpdateQueue()
-        return self._updates.submit(update, None if self.prefetch is None else self.prefetch.worker())
+        return self._updates.submit(update, self.prefetch.worker())
 
     def settle(self) -> None:
         """Wait for pending updates, and raise the first error of one; the caller does not hold the lock."""
@@ -432,20 +342,17 @@ class Pipeline:
     def synchronize(self) -> None:
         """Wait for pending updates and queued batches, and raise the first error of one."""
         self.settle()
-        if self.prefetch is not None:
-            self.prefetch.synchronize()
+        self.prefetch.synchronize()
 
     def forget(self) -> None:
         """Forget queued batches; what they were drawn from has been replaced."""
-        if self.prefetch is not None:
-            self.prefetch.clear()
+        self.prefetch.clear()
 
     def redo(self) -> None:
         """Forget queued batches but keep their draws, to be made again (after the chain of transforms has changed)."""
-        if self.prefetch is not None:
-            with self._engine.lock:
-                self._engine.pending.extendleft(reversed(self.prefetch.clear()))
-                self._engine.waiters.wake()
+        with self._engine.lock:
+            self._engine.pending.extendleft(reversed(self.prefetch.clear()))
+            self._engine.waiters.wake()
 
     def restart(self) -> None:
         """Forget all queued draws and begin a new epoch."""

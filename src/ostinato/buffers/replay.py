@@ -911,7 +911,7 @@ class ReplayBuffer(Sampling):
             f"{type(self).__name__}(\n    storage={self.storage!r},\n    sampler={self.sampler!r},\n    "
             f"writer={self.writer!r},\n"
             f"    transform={self._transform!r},\n    batch_size={self._batch_size}, "
-            f"prefetch={self._pipeline.prefetch and self._pipeline.prefetch.depth})"
+            f"prefetch={self._pipeline.prefetch.depth or None})"
         )
 
 

@@ -83,7 +83,7 @@ class Sampling(Saving):
         """
         pipeline, size = self._pipeline, self._batch_size
         if batch_size is not None or size is None:
-            size = check_size(batch_size, size, fixed=pipeline.prefetch is not None)
+            size = check_size(batch_size, size, fixed=bool(pipeline.prefetch.depth))
         if max_age is None and timeout_s is None and min_batch is None:
             direct = self._engine.direct
             if direct is not None and return_info and direct.has_more_info:
@@ -97,9 +97,9 @@ class Sampling(Saving):
             ask = _PLAIN
         else:
             ask = self._asked(size, max_age, timeout_s, min_batch, out)
-        finish = self._finish if out is None or pipeline.prefetch is not None else self._finish_in(out)
+        finish = self._finish if out is None or pipeline.prefetch.depth else self._finish_in(out)
         batch = pipeline.next(size, finish, ask=ask)
-        if out is not None and pipeline.prefetch is not None:
+        if out is not None and pipeline.prefetch.depth:
             batch = batch._replace(data=fill(out, batch.data, self._engine.storage))
         if not self._engine.direct_tried:
             self._find_direct()
@@ -142,9 +142,9 @@ class Sampling(Saving):
             UsageError: if there is no batch size.
         """
         size, pipeline = check_size(batch_size, self._batch_size, fixed=False), self._pipeline
-        if pipeline.ended or (pipeline.prefetch is not None and size != self._batch_size):
+        if pipeline.ended or (pipeline.prefetch.depth and size != self._batch_size):
             return False
-        return (pipeline.prefetch is not None and pipeline.prefetch.filled) or self._engine.can_draw(size)
+        return pipeline.prefetch.filled or self._engine.can_draw(size)
 
     def can_insert(self, rows: int = 1) -> bool:
         """Whether a write of so many rows would go ahead at once: the rate limiter, or a queue, lets it.
@@ -179,7 +179,7 @@ class Sampling(Saving):
 
     def _asked(self, size: int, max_age: int | None, timeout_s: float | None, min_batch: int | None, out: Any) -> Ask:
         """Check the options of a draw of `size` rows and return them."""
-        engine, ahead = self._engine, self._pipeline.prefetch is not None
+        engine, ahead = self._engine, bool(self._pipeline.prefetch.depth)
         if timeout_s is not None:
             check_wait(timeout_s, waits=bool(engine.limits))
         age = None if max_age is None else check_age(engine.store.versions, engine.sampler, max_age, prefetch=ahead)

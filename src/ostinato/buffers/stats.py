@@ -13,7 +13,7 @@ from ostinato.buffers.updates import as_sampler
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ostinato.buffers.pipeline import Prefetcher
+    from ostinato.buffers.prefetch import Prefetcher
     from ostinato.buffers.reader import Reader
 
 
@@ -83,7 +83,7 @@ class BufferStats(dict[str, "int | float | bool"]):
     __hash__ = None
 
 
-def combine(parts: Sequence[BufferStats], prefetch: Prefetcher | None) -> BufferStats:
+def combine(parts: Sequence[BufferStats], prefetch: Prefetcher) -> BufferStats:
     """Add up the counts of several buffers and of the queue of what is drawn from all of them."""
     total = {field.name: sum(getattr(part, field.name) for part in parts) for field in fields(BufferStats)}
     rows, written = total["rows"], total["rows_written"]
@@ -92,14 +92,13 @@ def combine(parts: Sequence[BufferStats], prefetch: Prefetcher | None) -> Buffer
     total["row_age_max"] = max(part.row_age_max for part in parts)
     total["initialized"] = all(part.initialized for part in parts)
     total["draws_per_insert"] = total["rows_drawn"] / written if written else 0.0
-    if prefetch is not None:
-        total["prefetch_ready"] += prefetch.ready
-        total["prefetch_waits"] += prefetch.waits
-        total["prefetch_queue_size"] += prefetch.queued
+    total["prefetch_ready"] += prefetch.ready
+    total["prefetch_waits"] += prefetch.waits
+    total["prefetch_queue_size"] += prefetch.queued
     return BufferStats(**total)
 
 
-def measure(engine: Reader, prefetch: Prefetcher | None) -> BufferStats:
+def measure(engine: Reader, prefetch: Prefetcher) -> BufferStats:
     """Count, under the engine's lock. Cost: O(rows), for the ages."""
     with engine.lock:
         if engine.sampler.prioritized:
@@ -124,7 +123,7 @@ def measure(engine: Reader, prefetch: Prefetcher | None) -> BufferStats:
             rows_lost=ring.lost,
             repairs=ring.repairs,
             write_count=engine.rows_since_empty,
-            prefetch_ready=0 if prefetch is None else prefetch.ready,
-            prefetch_waits=0 if prefetch is None else prefetch.waits,
-            prefetch_queue_size=0 if prefetch is None else prefetch.queued,
+            prefetch_ready=prefetch.ready,
+            prefetch_waits=prefetch.waits,
+            prefetch_queue_size=prefetch.queued,
         )

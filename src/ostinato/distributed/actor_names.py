@@ -17,22 +17,6 @@ from ostinato.errors import LostBufferError, NoAnswerError, OptionError, UsageEr
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = [
-    "BUFFER",
-    "FLEET",
-    "GROUPS",
-    "NAMESPACE",
-    "ActorNames",
-    "check_connected",
-    "check_free",
-    "claiming",
-    "connect",
-    "find",
-    "first_answer",
-    "names_of",
-    "shard_part",
-    "take_names",
-]
 
 NAMESPACE = "ostinato"
 """Default namespace of names."""
@@ -188,7 +172,7 @@ def check_free(owner: str, names: ActorNames) -> None:
     Raises:
         OptionError: One has, or actors of one are left.
     """
-    parts = _known_parts(names) if names.given else []
+    parts = _named_actors(names.namespace).get(names.name, []) if names.given else []
     if parts:
         msg = f"{owner} name={names.name!r} is taken in namespace {names.namespace!r}: {_taken_by(names, parts)}"
         raise OptionError(msg)
@@ -216,24 +200,15 @@ def _taken_by(names: ActorNames, parts: list[str]) -> str:
     return f"{kind}.attach({names.name!r}) returns a handle to it, whose close() ends it; or take another name"
 
 
-def _known_parts(names: ActorNames) -> list[str]:
-    """Return the parts of the names of existing actors of a buffer."""
-    start = names.actor("")
-    found = ray().util.list_named_actors(all_namespaces=True)
-    return sorted(
-        one["name"].removeprefix(start)
-        for one in found
-        if one["namespace"] == names.namespace and one["name"].startswith(start)
-    )
-
-
-def _known_names(namespace: str, part: str) -> list[str]:
-    """Return the names of the existing buffers of a kind."""
-    found = ray().util.list_named_actors(all_namespaces=True)
-    start, end = f"{_PREFIX}:", f":{part}"
-    named = [one["name"] for one in found if one["namespace"] == namespace]
-    names = [name[len(start) : -len(end)] for name in named if name.startswith(start) and name.endswith(end)]
-    return sorted(name for name in names if ":" not in name)
+def _named_actors(namespace: str) -> dict[str, list[str]]:
+    """Return the parts of the existing actors of each buffer in a namespace, by its name, sorted."""
+    found: dict[str, list[str]] = {}
+    for one in ray().util.list_named_actors(all_namespaces=True):
+        prefix, _, rest = one["name"].partition(":")
+        name, _, part = rest.rpartition(":")
+        if one["namespace"] == namespace and prefix == _PREFIX:
+            found.setdefault(name, []).append(part)
+    return {name: sorted(parts) for name, parts in sorted(found.items())}
 
 
 def find(names: ActorNames, part: str) -> Any:
@@ -246,11 +221,12 @@ def find(names: ActorNames, part: str) -> Any:
         return ray().get_actor(names.actor(part), namespace=names.namespace)
     except ValueError:
         pass
-    parts, kind = _known_parts(names), _KINDS[part]
+    existing, kind = _named_actors(names.namespace), _KINDS[part]
+    parts = existing.get(names.name)
     if parts:
         msg = f"{names.name!r} in namespace {names.namespace!r} is no complete {kind}: {_taken_by(names, parts)}"
         raise LostBufferError(msg)
-    known = _known_names(names.namespace, part)
+    known = [name for name, parts in existing.items() if part in parts and not name.startswith(":")]
     msg = (
         f"there is no {kind} named {names.name!r} in namespace {names.namespace!r}; it has {known or 'none'}. A buffer "
         "ends with close(), and without lifetime='detached' with the process that made it"

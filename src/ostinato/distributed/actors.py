@@ -51,17 +51,6 @@ from ostinato.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = [
-    "MOST_STREAMS",
-    "BufferActor",
-    "BufferSpec",
-    "ServedStream",
-    "ServedStreams",
-    "ShardActor",
-    "ShardSpec",
-    "batch_maker",
-    "poll_once",
-]
 
 MOST_STREAMS = 1024
 """Streams of one actor; more are of readers that have died."""

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from ostinato.distributed.remote import Time
 
-__all__ = ["BufferClient"]
-
 
 @final
 class BufferClient:
@@ -65,8 +63,7 @@ class BufferClient:
 
     def waiting(self, time: Time = None) -> Deadline:
         """Return the deadline of a call that waits for readers or writers if there is a limiter or a queue."""
-        limit_s = self.info["limit_s"]
-        return self.deadline(time) if limit_s is None else Deadline.of_wait(time, limit_s, self.call_timeout_s)
+        return Deadline.of_wait(time, self.info["limit_s"], self.call_timeout_s)
 
     def describe(self, time: Time = None) -> dict[str, Any]:
         """Ask for the properties of the buffer again."""

@@ -20,21 +20,6 @@ if TYPE_CHECKING:
     from ostinato.core.rows import Schema
     from ostinato.distributed.shard_client import ShardClient
 
-__all__ = [
-    "CheckedCheckpoint",
-    "ShardReport",
-    "begin_saving",
-    "check_checkpoint_dir",
-    "check_era",
-    "check_same_schema",
-    "load_shards",
-    "read_fleet",
-    "report_shards",
-    "require_all",
-    "save_shards",
-    "shard_directories",
-    "write_fleet",
-]
 
 FLEET_NAME = "fleet.json"
 """File beside the directories of the shards, with what a checkpoint says about all of them."""

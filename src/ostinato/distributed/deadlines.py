@@ -16,13 +16,11 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, field
-from numbers import Real
 from typing import Any, NamedTuple, Self, final
 
 from ostinato.buffers.rate_limit import check_timeout
-from ostinato.errors import NoAnswerError, OptionError
-
-__all__ = ["CALL_TIMEOUT_S", "GRACE_S", "POLL_S", "Callee", "Deadline", "check_call_timeout"]
+from ostinato.core.options import check_number
+from ostinato.errors import NoAnswerError
 
 CALL_TIMEOUT_S = 60.0
 """Default of `call_timeout_s`."""
@@ -40,11 +38,8 @@ def check_call_timeout(call_timeout_s: Any) -> float:
     Raises:
         OptionError: It is not a number above 0.
     """
-    given = call_timeout_s
-    if isinstance(given, bool) or not isinstance(given, Real) or not float(given) > 0:
-        msg = f"call_timeout_s must be a number of seconds above 0 (math.inf sets no limit), got {given!r}"
-        raise OptionError(msg)
-    return float(given)
+    words = "a number of seconds above 0 (math.inf sets no limit)"
+    return check_number("call_timeout_s", call_timeout_s, words, lambda seconds: seconds > 0)
 
 
 class Callee(NamedTuple):
@@ -112,19 +107,21 @@ class Deadline:
         return cls(call_timeout_s, _limit(timeout_s, call_timeout_s), share=share)
 
     @classmethod
-    def of_wait(cls, timeout_s: Any, default_s: float, call_timeout_s: float, *, share: float = 1.0) -> Self:
+    def of_wait(cls, timeout_s: Any, default_s: float | None, call_timeout_s: float, *, share: float = 1.0) -> Self:
         """Return the deadline of a call that may wait for readers or writers.
 
         Args:
             timeout_s: Longest wait; None is `default_s`.
-            default_s: The limiter's.
+            default_s: The limiter's; None if nothing makes the call wait: then it is one that is answered at once.
             call_timeout_s: Longest silence of an actor.
             share: Part of the time that one of several calls to shards may take.
 
         Raises:
             OptionError: `timeout_s` is not a number of at least 0.
         """
-        wait_s = _limit(timeout_s, default_s)
+        if default_s is None:
+            return cls.of_call(timeout_s, call_timeout_s, share=share)
+        wait_s = _limit(timeout_s, float(default_s))
         grace_s = call_timeout_s if timeout_s is None else min(GRACE_S, call_timeout_s)
         return cls(call_timeout_s, wait_s + call_timeout_s, wait_s, grace_s, probed=True, share=share)
 

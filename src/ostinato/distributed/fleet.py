@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast, final
 
 from ostinato._optional import require
 from ostinato.buffers.rate_limit import RateLimiter
+from ostinato.core.options import check_choice
 from ostinato.distributed.actor_names import FLEET, ActorNames, claiming, find, first_answer, shard_part
 from ostinato.distributed.actors import ShardActor, ShardSpec
 from ostinato.distributed.checkpoints import check_same_schema
@@ -23,16 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-__all__ = [
-    "Fleet",
-    "FleetActor",
-    "Placement",
-    "attach_fleet",
-    "check_placement",
-    "reserve_placement",
-    "start_fleet",
-    "start_fleet_actor",
-]
 
 _STRATEGIES = ("SPREAD", "STRICT_SPREAD", "PACK", "STRICT_PACK")
 _PLACEMENT_TIMEOUT_S = 60.0
@@ -61,9 +52,8 @@ class Placement(NamedTuple):
 
 def check_placement(strategy: Any) -> None:
     """Raise `OptionError` if there is no such strategy."""
-    if strategy is not None and strategy not in _STRATEGIES:
-        msg = f"placement must be None or one of {list(_STRATEGIES)}, got {strategy!r}"
-        raise OptionError(msg)
+    if strategy is not None:
+        check_choice("placement", strategy, _STRATEGIES)
 
 
 def reserve_placement(
@@ -243,7 +233,7 @@ def start_fleet(
         place = Callee(_NAME).at(result_of(actor.ready.remote(), _NAME, START_TIMEOUT_S))
         actor.schema.remote()  # asks the shards while all answer: no first write waits for a stopped one
         if fleet.rate_limiter is not None and saved is not None:
-            warn_of_rules(result_of(actor.restore_limits.remote(saved["limiter"]), _NAME, START_TIMEOUT_S))
+            warn_of_rules(result_of(actor.begin.remote(saved["limiter"]), _NAME, START_TIMEOUT_S))
     except BaseException:
         for started in (*shards, *([] if actor is None else [actor])):
             ray().kill(started)

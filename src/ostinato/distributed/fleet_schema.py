@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, final
+from typing import TYPE_CHECKING, Any, TypeVar, final
 
 from ostinato._optional import require
 from ostinato.buffers.portion import has_fields, lay_out, lock_of, remove_schema
@@ -26,14 +26,6 @@ if TYPE_CHECKING:
     from ostinato.buffers import ReplayBuffer
     from ostinato.core.rows import Schema
 
-__all__ = [
-    "FleetSchema",
-    "FleetSchemaClient",
-    "SchemaRegister",
-    "ShardSchema",
-    "dump_schema",
-    "show_schema",
-]
 
 _ASK_S = 10.0
 """How long the actor of the fleet waits for the schemas of the shards, after it was restarted."""
@@ -150,19 +142,6 @@ async def _held_by(shard: Any) -> tuple[bool, bytes] | None:
 # -- in the shards ----------------------------------------------------------------------------------------------------
 
 
-class SchemaRegister(Protocol):
-    """Where a shard asks for the schema of the fleet."""
-
-    def current(self) -> Schema | None:
-        """Return the schema of the fleet; None if none is fixed."""
-
-    def claim(self, schema: Schema) -> Schema:
-        """Fix the schema of rows that are stored, unless one is fixed; return the one that is fixed."""
-
-    def free(self) -> None:
-        """Let the schema go if no shard holds it. Does not wait."""
-
-
 @final
 class FleetSchemaClient:
     """Asks the actor of the fleet.
@@ -236,7 +215,7 @@ class ShardSchema:
         register: Where to ask.
     """
 
-    def __init__(self, buffer: ReplayBuffer, register: SchemaRegister) -> None:
+    def __init__(self, buffer: ReplayBuffer, register: FleetSchemaClient) -> None:
         self._buffer = buffer
         self._register = register
         self._first = threading.Lock()

@@ -15,20 +15,11 @@ from ostinato.buffers.rate_limit import Flow, RateLimiter, Stock
 from ostinato.distributed.actor_names import check_connected
 from ostinato.distributed.deadlines import CALL_TIMEOUT_S, POLL_S, Callee, Deadline
 from ostinato.distributed.ray_client import RETRY, Retry, finishes, result_of, short_message
-from ostinato.errors import KindError, LostBufferError, NoPermitError, OptionError, WaitTimeoutError
+from ostinato.errors import LostBufferError, NoPermitError, OptionError, WaitTimeoutError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = [
-    "Kind",
-    "RateLimitClient",
-    "RateLimits",
-    "RowCounter",
-    "check_limiter",
-    "check_minimum",
-    "warn_of_rules",
-]
 
 Kind: TypeAlias = Literal["write", "draw"]
 
@@ -342,19 +333,7 @@ class RateLimits:
         """Count the rows again: some may be lost."""
         self._counter.request()
 
-    async def begin(self) -> None:
-        """Reset the counts to the rows that are present."""
-        await self._counter.wait_for(self._counter.request())
-        self._flow.begin(self._counter.rows)
-        self._begun = True
-        self._admit()
-
-    async def limits(self) -> dict[str, Any]:
-        """Return the counts, and the rules that they were counted under."""
-        await self._start()
-        return self._flow.state_dict()
-
-    async def restore_limits(self, state: dict[str, Any] | None) -> str | None:
+    async def begin(self, state: dict[str, Any] | None = None) -> str | None:
         """Restore counts that `limits` returned; under other rules, and with None, reset them to the rows present.
 
         Returns:
@@ -365,6 +344,11 @@ class RateLimits:
         self._begun = True
         self._admit()
         return differing
+
+    async def limits(self) -> dict[str, Any]:
+        """Return the counts, and the rules that they were counted under."""
+        await self._start()
+        return self._flow.state_dict()
 
     async def totals(self) -> tuple[int, int]:
         """Return the rows written and drawn since the counts began."""
@@ -382,13 +366,6 @@ class RateLimits:
 # -- the client -------------------------------------------------------------------------------------------------------
 
 
-def check_limiter(limiter: Any) -> None:
-    """Raise `KindError` if `limiter` is neither None nor a `RateLimiter`."""
-    if limiter is not None and not isinstance(limiter, RateLimiter):
-        msg = f"rate_limiter must be an ostinato.RateLimiter or None, got {type(limiter).__name__}"
-        raise KindError(msg)
-
-
 def check_minimum(limiter: RateLimiter, shards: int, capacity: int) -> None:
     """Raise `OptionError` if shards that hold `capacity` rows each never hold enough to begin sampling."""
     if limiter.min_size_to_sample > capacity * shards:
@@ -397,15 +374,6 @@ def check_minimum(limiter: RateLimiter, shards: int, capacity: int) -> None:
             "each"
         )
         raise OptionError(msg)
-
-
-class Permit(NamedTuple):
-    """What a call may do."""
-
-    rows: int
-    """Rows to write or draw."""
-    left_s: float
-    """Seconds that are left of its time."""
 
 
 def warn_of_rules(differing: str | None) -> None:
@@ -445,8 +413,8 @@ class RateLimitClient:
         self._callee = callee
         self._call_timeout_s = call_timeout_s
 
-    def acquire(self, kind: Kind, rows: int, timeout_s: float | None, min_rows: int | None = None) -> Permit:
-        """Wait until `rows` may be written or drawn.
+    def acquire(self, kind: Kind, rows: int, timeout_s: float | None, min_rows: int | None = None) -> tuple[int, float]:
+        """Wait until `rows` may be written or drawn; return the rows, and the seconds that are left of its time.
 
         Args:
             kind: "write" or "draw".
@@ -471,7 +439,7 @@ class RateLimitClient:
                 msg = f"a {kind} of {rows} row(s) waited {waited_s:.3g} s for the rate limiter, but {error}"
                 raise NoPermitError(msg) from None
             if found is not RETRY:
-                return Permit(int(found), deadline.wait_left_s)
+                return int(found), deadline.wait_left_s
 
     def can(self, kind: Kind, rows: int, deadline: Deadline) -> bool:
         """Return whether a call would proceed at once.
@@ -513,32 +481,20 @@ class RateLimitClient:
         written, drawn = self._answer(self.actor.totals.remote(), timeout_s)
         return written, drawn
 
-    def restore(self, saved: dict[str, Any] | None, deadline: Deadline) -> None:
+    def begin(self, deadline: Deadline, saved: dict[str, Any] | None = None) -> None:
         """Restore the counts of a checkpoint; saved under other rules, or not saved, they begin with the rows present.
 
         Args:
-            saved: What was saved about all shards; None for a checkpoint of an earlier version.
             deadline: When the call ends.
+            saved: What was saved about all shards; None for nothing.
 
         Raises:
             LostBufferError: The actor is dead.
             NoPermitError: It does not answer until the deadline, or for `call_timeout_s`.
         """
-        warn_of_rules(self._count(self.actor.restore_limits.remote((saved or {}).get("limiter")), deadline))
-
-    def begin(self, deadline: Deadline) -> None:
-        """Reset the counts to the rows that are present.
-
-        Raises:
-            LostBufferError: The actor is dead.
-            NoPermitError: It does not answer until the deadline, or for `call_timeout_s`.
-        """
-        self._count(self.actor.begin.remote(), deadline)
-
-    def _count(self, call: Any, deadline: Deadline) -> Any:
-        """Return the result of a call that counts the rows in the shards."""
         note = "it resets the counts of the rate limiter when it continues, and the rows are in place already"
-        return self._answer(call, min(deadline.left_s, self._call_timeout_s), note)
+        call = self.actor.begin.remote((saved or {}).get("limiter"))
+        warn_of_rules(self._answer(call, min(deadline.left_s, self._call_timeout_s), note))
 
     def _answer(self, call: Any, seconds: float, note: str = "nothing has changed, try again") -> Any:
         """Return the result of a call to the actor.

@@ -24,7 +24,7 @@ from ostinato.distributed.actor_names import (
     take_names,
 )
 from ostinato.distributed.actors import BufferActor, BufferSpec
-from ostinato.distributed.batch_stream import StreamHolder
+from ostinato.distributed.batch_stream import ActorBatches
 from ostinato.distributed.buffer_client import BufferClient
 from ostinato.distributed.deadlines import CALL_TIMEOUT_S, check_call_timeout
 from ostinato.distributed.ray_client import (
@@ -55,7 +55,6 @@ if TYPE_CHECKING:
     from ostinato.buffers.options import AnyBufferOptions
     from ostinato.distributed.deadlines import Deadline
 
-__all__ = ["RayReplayBuffer"]
 
 _CLOSE_TIMEOUT_S = 5.0
 """How long `close` waits until the actor knows that it is closed."""
@@ -236,7 +235,7 @@ class RayReplayBuffer(RemoteBuffer):
         """Connect to the actor."""
         self._names, self._is_client, self._prefetch = state["names"], state["client"], state["prefetch"]
         self._client = BufferClient(state["actor"], state["info"], state["call_timeout_s"])
-        self._stream = StreamHolder(self._client, self._prefetch)
+        self._batches = ActorBatches(self._client, self._prefetch)
         self._updates = UpdateQueue()
 
     _another = "and load a checkpoint into it"
@@ -267,7 +266,7 @@ class RayReplayBuffer(RemoteBuffer):
 
     def _drop(self, deadline: Deadline | None = None) -> None:
         """Discard batches requested ahead; when this returns, no more are drawn."""
-        closing = self._stream.drop()
+        closing = self._batches.drop()
         if closing is not None:
             self._client.result(closing, "close_stream", self._client.deadline(deadline))
 
@@ -430,7 +429,7 @@ class RayReplayBuffer(RemoteBuffer):
         if max_age is not None or timeout_s is not None:
             msg = "max_age and timeout_s do not apply to batches that were requested earlier: leave prefetch out"
             raise UsageError(msg)
-        batch, info = self._stream.next()
+        batch, info = next(self._batches)
         batch = batch if out is None else fill(out, batch)
         return (batch, info) if return_info else batch
 
@@ -448,11 +447,11 @@ class RayReplayBuffer(RemoteBuffer):
         if not self._client.describe()["epochal"]:
             while True:
                 yield self.sample()
-        stream = self._stream.epoch()
+        epoch = ActorBatches(self._client, self._prefetch, epoch=True)
         try:
-            yield from stream
+            yield from epoch
         finally:
-            stream.close()
+            epoch.drop()
 
     read_all_in_order = remote(ReplayBuffer.read_all_in_order)
 
@@ -502,7 +501,7 @@ class RayReplayBuffer(RemoteBuffer):
     def _end(self, timeout_s: float | None) -> None:
         module = ray()
         if self._is_client or not module.is_initialized():  # without Ray the actor has ended, or is out of reach
-            self._stream.drop()
+            self._batches.drop()
         else:
             deadline = self._client.deadline(_CLOSE_TIMEOUT_S)
             self._updates.wait(deadline.left_s)

@@ -23,29 +23,6 @@ if TYPE_CHECKING:
 
     from ostinato.distributed.deadlines import Callee, Deadline
 
-__all__ = [
-    "CLOSED",
-    "CONCURRENCY_GROUPS",
-    "ITSELF",
-    "RETRY",
-    "START_TIMEOUT_S",
-    "Closed",
-    "Retry",
-    "finishes",
-    "init_ray",
-    "is_lost",
-    "pop_service",
-    "probe",
-    "ray",
-    "result_by",
-    "result_of",
-    "short_message",
-    "start_actor",
-    "wait_for",
-    "wait_until_ready",
-    "where",
-    "why_dead",
-]
 
 CONCURRENCY_GROUPS = {"write": 32, "read": 32, "update": 8, "probe": 1}
 """Threads of an actor for each kind of call: readers that wait for rows never block writers, nor writers readers.

@@ -10,28 +10,15 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from typing import TYPE_CHECKING, NamedTuple, final
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-
-from ostinato.errors import OptionError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from torch import Tensor
 
-__all__ = [
-    "MAX_SHARDS",
-    "ShardWeight",
-    "WriteOrder",
-    "allot",
-    "allot_consuming",
-    "join_index",
-    "positions_by_shard",
-    "split_index",
-    "weight_factors",
-]
 
 _SLOT_BITS = 40
 _SLOT_MASK = (1 << _SLOT_BITS) - 1
@@ -124,35 +111,7 @@ def weight_factors(weights: Mapping[int, ShardWeight]) -> dict[int, float]:
     return {i: (weight.least / least) ** -weight.beta for i, weight in weights.items() if weight.mass > 0}
 
 
-@final
-class WriteOrder:
-    """The order of shards to try for each write: round-robin, or always the same one first.
-
-    Args:
-        shards: Number of shards.
-        first: Where to begin.
-        sticky: Begin there for every write.
-
-    Raises:
-        OptionError: There are no shards, or too many.
-    """
-
-    def __init__(self, shards: int, first: int, *, sticky: bool) -> None:
-        if not 0 < shards <= MAX_SHARDS:
-            msg = f"num_shards must be in [1, {MAX_SHARDS}], got {shards}"
-            raise OptionError(msg)
-        self._shards = shards
-        self._next = first % shards
-        self._sticky = sticky
-
-    def next(self, missing: Collection[int]) -> list[int]:
-        """Return the shards to try for one write; those that are missing come last."""
-        found = self.peek(missing)
-        if not self._sticky:
-            self._next = (self._next + 1) % self._shards
-        return found
-
-    def peek(self, missing: Collection[int]) -> list[int]:
-        """Return the shards to try for the next write."""
-        ring = [(self._next + i) % self._shards for i in range(self._shards)]
-        return [i for i in ring if i not in missing] + [i for i in ring if i in missing]
+def write_order(shards: int, first: int, missing: Collection[int]) -> list[int]:
+    """Return the shards to try for a write, from the first one on; those that are missing come last."""
+    ring = [(first + i) % shards for i in range(shards)]
+    return sorted(ring, key=lambda shard: shard in missing)

@@ -14,7 +14,6 @@ from ostinato.errors import OptionError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["RemoteTensorDictReplayBuffer"]
 
 _C = TypeVar("_C", bound=type)
 

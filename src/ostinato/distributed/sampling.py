@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from ostinato.distributed.shard_client import ShardClient
     from ostinato.distributed.snapshot import Reservation
 
-__all__ = ["BatchAndInfo", "Part", "RowConsumer", "ShardSampler", "join_parts", "split_batch"]
 
 BatchAndInfo: TypeAlias = tuple[Any, dict[str, Any]]
 """A batch and its info, as `sample(return_info=True)` returns them."""
@@ -427,24 +426,15 @@ class ShardSampler:
         """Whether any number of rows may be drawn at any time."""
         return self._limiter is None and self.consumer is None
 
-    def limit_s(self, timeout_s: float | None) -> float:
-        """Return how long a draw may wait for writers, in seconds; infinity if draws never wait."""
-        if timeout_s is not None:
-            return float(timeout_s)
-        if self._limiter is not None:
-            return float(self._limiter.limiter.timeout_s)
-        return math.inf if self.consumer is None else RateLimiter().timeout_s
-
     def deadline(self, timeout_s: float | None) -> Deadline:
         """Return the deadline of a draw; half of its time is for one round of calls, so that a shard may be left out.
 
         Raises:
             OptionError: `timeout_s` is not a number of at least 0.
         """
-        call_timeout_s = self._shards.call_timeout_s
-        if self.unlimited:
-            return Deadline.of_call(timeout_s, call_timeout_s, share=0.5)
-        return Deadline.of_wait(timeout_s, self.limit_s(None), call_timeout_s, share=0.5)
+        limit_s = RateLimiter.timeout_s if self._limiter is None else self._limiter.limiter.timeout_s
+        default_s = None if self.unlimited else limit_s
+        return Deadline.of_wait(timeout_s, default_s, self._shards.call_timeout_s, share=0.5)
 
     def within(self, deadline: Deadline) -> AbstractContextManager[Deadline]:
         """Make all calls of this thread in a block end by a deadline."""
@@ -508,7 +498,7 @@ class ShardSampler:
             uniforms = uniforms[:size]
         try:
             if self.consumer is not None:
-                limit_s = RateLimiter().timeout_s if left_s is None else left_s
+                limit_s = RateLimiter.timeout_s if left_s is None else left_s
                 taken = self.consumer.draw(size, uniforms, limit_s, min_rows)
                 self.give_back(size - _num_rows(taken))
                 return taken

@@ -13,8 +13,6 @@ from ostinato.errors import CheckpointError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["FailureBroadcast", "FailureWarnings", "Noticed", "SaveFailure", "SaveLog"]
-
 
 class SaveFailure(NamedTuple):
     """Checkpoints of a shard that failed in a row."""

@@ -26,8 +26,6 @@ from ostinato._optional import require
 from ostinato.core import kinds
 from ostinato.errors import OptionError
 
-__all__ = ["Serialized", "decode", "decode_small", "encode", "encode_small", "from_arguments", "to_arguments"]
-
 _MAX_SMALL_BYTES = 90_000
 """Ray sends objects of up to 100 KiB within the result; larger ones are faster as views of its object store."""
 _MAX_STRUCTURE_BYTES = 10_000

@@ -19,7 +19,6 @@ from ostinato.errors import LostBufferError, NoAnswerError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-__all__ = ["ShardClient"]
 
 _PROBE_EVERY_S = 0.25
 

@@ -32,16 +32,6 @@ if TYPE_CHECKING:
     from ostinato.buffers.updates import PriorityUpdate
     from ostinato.distributed.shard_client import ShardClient
 
-__all__ = [
-    "ShardInfo",
-    "delete_rows",
-    "one_shard",
-    "parse_priorities",
-    "update_batch_priorities",
-    "update_priorities",
-    "update_shards",
-]
-
 
 class ShardInfo(NamedTuple):
     """Properties of the shards, which are the same for all."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack, final
@@ -11,12 +10,13 @@ import torch
 
 from ostinato.buffers import BufferStats, ReplayBuffer, TensorDictReplayBuffer
 from ostinato.buffers.options import check_generator, check_prefetch, check_seconds, check_size, positive
-from ostinato.buffers.rate_limit import check_min_batch
+from ostinato.buffers.rate_limit import RateLimiter, check_min_batch
 from ostinato.buffers.stats import combine
 from ostinato.buffers.updates import UpdateQueue
+from ostinato.core.options import check_choice, check_type
 from ostinato.distributed.actor_names import FLEET, check_free, take_names
 from ostinato.distributed.actors import BufferSpec, ShardSpec
-from ostinato.distributed.batch_stream import ShardPrefetcher
+from ostinato.distributed.batch_stream import ShardBatches
 from ostinato.distributed.checkpoints import (
     ShardReport,
     check_checkpoint_dir,
@@ -29,7 +29,7 @@ from ostinato.distributed.checkpoints import (
 )
 from ostinato.distributed.deadlines import CALL_TIMEOUT_S, Deadline, check_call_timeout
 from ostinato.distributed.fleet import Fleet, attach_fleet, check_placement, reserve_placement, start_fleet
-from ostinato.distributed.rate_limits import RateLimitClient, check_limiter
+from ostinato.distributed.rate_limits import RateLimitClient
 from ostinato.distributed.ray_client import init_ray, pop_service, ray, result_by
 from ostinato.distributed.remote import Method, RemoteBuffer, Time, named, remote
 from ostinato.distributed.routing import MAX_SHARDS, join_index
@@ -54,11 +54,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato.buffers.options import AnyBufferOptions
-    from ostinato.buffers.rate_limit import RateLimiter
     from ostinato.distributed.actor_names import ActorNames
     from ostinato.durable.progress import ProgressOption
 
-__all__ = ["ShardedReplayBuffer"]
 
 _ROUTES = ("round_robin", "sticky")
 _MAX_SAVE_FAILURES = 3
@@ -75,9 +73,7 @@ def _check_options(
     resume: bool,
 ) -> None:
     """Raise `OptionError` for options that are invalid or exclude each other."""
-    if route not in _ROUTES:
-        msg = f"route must be one of {list(_ROUTES)}, got {route!r}"
-        raise OptionError(msg)
+    check_choice("route", route, _ROUTES)
     if checkpoint_dir is None and (checkpoint_every_s is not None or resume):
         msg = "checkpoint_every_s and resume need checkpoint_dir: where shards are saved"
         raise OptionError(msg)
@@ -202,8 +198,7 @@ class ShardedReplayBuffer(RemoteBuffer):
         directory = None if checkpoint_dir is None else Path(checkpoint_dir).absolute()
         generator = check_generator(options.pop("generator", None))
         prefetch = check_prefetch(options.pop("prefetch", None), options.get("batch_size"))
-        rate_limiter = options.pop("rate_limiter", None)
-        check_limiter(rate_limiter)
+        rate_limiter = check_type("rate_limiter", options.pop("rate_limiter", None), RateLimiter, "RateLimiter(2, 64)")
         seeds = torch.randint(2**62, (number,), generator=generator, device="cpu").tolist()
         check_checkpoint_dir(directory, number, resume=resume)
         saved = None if directory is None or not resume else read_fleet(directory)
@@ -244,7 +239,7 @@ class ShardedReplayBuffer(RemoteBuffer):
         self._shards = shards
         self._updates = UpdateQueue()
         sampler = ShardSampler(shards, generator, limiter, consumer, age_s)
-        self._batches = ShardPrefetcher(sampler, fleet.prefetch)
+        self._batches = ShardBatches(sampler, fleet.prefetch)
         self._writer = ShardWriter(shards, limiter, waits=info.waits, sticky=fleet.sticky, home=fleet.home)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -342,8 +337,7 @@ class ShardedReplayBuffer(RemoteBuffer):
     def stats(self, *, timeout_s: float | None = None) -> BufferStats:
         """Return counts of rows, draws, ages and waits of the present shards; an age counts rows of the same shard."""
         with self._within("stats", timeout_s):
-            total = combine(list(self._shards.call_all("call", "stats").values()), None)
-        return dataclasses.replace(total, prefetch_ready=self._batches.ready)
+            return combine(list(self._shards.call_all("call", "stats").values()), self._batches.queue)
 
     def __repr__(self) -> str:
         """Shards and options; makes no remote call."""
@@ -462,12 +456,11 @@ class ShardedReplayBuffer(RemoteBuffer):
         deadline.check_open(fleet.place, "reset")
         return bool(result_by(fleet.actor.free_schema.remote(), fleet.actor, fleet.place, "reset", deadline))
 
-    def _reset_limiter(self, deadline: Deadline, shard: int | None = None) -> None:
-        if self._limiter is None:
-            return
-        if shard is None:
-            self._limiter.begin(deadline)
-        else:
+    def _reset_limiter(self, deadline: Deadline, shard: int | None, saved: dict[str, Any] | None = None) -> None:
+        """Let the limiter count the rows again, and go on from saved counts, after all rows have changed or a shard."""
+        if self._limiter is not None and shard is None:
+            self._limiter.begin(deadline, saved)
+        elif self._limiter is not None:
             self._limiter.recount()
 
     # -- reading ------------------------------------------------------------------------------------------------------
@@ -612,10 +605,7 @@ class ShardedReplayBuffer(RemoteBuffer):
         with Progress(progress, "load", unit=SHARDS), self._within("loads", timeout_s, works=True) as deadline:
             self._batches.drop()
             saved = load_shards(self._shards, directory, shard)
-            if shard is None and self._limiter is not None:
-                self._limiter.restore(saved, deadline)
-            else:
-                self._reset_limiter(deadline, shard)
+            self._reset_limiter(deadline, shard, saved)
 
     save = dump = dumps
     load = loads

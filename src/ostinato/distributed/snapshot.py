@@ -5,10 +5,9 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
-from ostinato.errors import OptionError
+from ostinato.core.options import check_number
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     from ostinato.buffers.portion import Offer
     from ostinato.distributed.shard_client import ShardClient
 
-__all__ = ["MANY_SHARDS", "ChangeCounts", "Reservation", "Snapshot", "batches_per_round", "draws_per_offer", "read_age"]
 
 MANY_SHARDS = 16
 """From so many shards on, a batch by default does not ask all of them."""
@@ -37,10 +35,8 @@ def read_age(age_s: Any, shards: int) -> float:
     """
     if age_s is None:
         return 0.0 if shards < MANY_SHARDS else _MANY_AGE_S
-    if isinstance(age_s, bool) or not isinstance(age_s, Real) or not float(age_s) >= 0:
-        msg = f"snapshot_age_s must be a number of seconds of at least 0, or None, got {age_s!r}"
-        raise OptionError(msg)
-    return float(age_s)
+    words = "a number of seconds of at least 0, or None"
+    return check_number("snapshot_age_s", age_s, words, lambda seconds: seconds >= 0)
 
 
 def batches_per_round(depth: int, shards: int = 1) -> int:

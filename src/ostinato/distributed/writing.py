@@ -9,15 +9,13 @@ from ostinato.buffers.rate_limit import RateLimiter, replayable
 from ostinato.core import kinds
 from ostinato.distributed.deadlines import GRACE_S, Deadline
 from ostinato.distributed.ray_client import RETRY, finishes, probe, ray
-from ostinato.distributed.routing import WriteOrder
+from ostinato.distributed.routing import write_order
 from ostinato.distributed.serialization import Serialized
 from ostinato.errors import KindError
 
 if TYPE_CHECKING:
     from ostinato.distributed.rate_limits import RateLimitClient
     from ostinato.distributed.shard_client import ShardClient
-
-__all__ = ["ShardWriter", "count_rows"]
 
 
 def count_rows(data: Any) -> int:
@@ -70,8 +68,8 @@ class ShardWriter:
         self._limiter = limiter
         self._waits = waits
         self._sticky = sticky
-        self._home = home
-        self._order: WriteOrder | None = None
+        self._first = home
+        """Shard to try first for the next write; None if it is not known yet."""
 
     def write(self, name: str, data: Any, timeout_s: float | None, **kwargs: Any) -> tuple[int, Any]:
         """Call a method of a shard's buffer that writes `data`; return the shard and the result.
@@ -80,10 +78,9 @@ class ShardWriter:
             LostBufferError: No shard answers.
             WaitTimeoutError: Too few rows were read in time; nothing is written.
         """
-        limit_s = RateLimiter().timeout_s if self._limiter is None else self._limiter.limiter.timeout_s
-        deadline = Deadline.of_call(timeout_s, self._shards.call_timeout_s, share=0.5)
-        if self._waits or self._limiter is not None:
-            deadline = Deadline.of_wait(timeout_s, limit_s, self._shards.call_timeout_s, share=0.5)
+        limit_s = RateLimiter.timeout_s if self._limiter is None else self._limiter.limiter.timeout_s
+        default_s = limit_s if self._waits or self._limiter is not None else None
+        deadline = Deadline.of_wait(timeout_s, default_s, self._shards.call_timeout_s, share=0.5)
         if name == "extend":
             data = replayable(data)
         rows = count_rows(data) if name == "extend" and self._limiter is not None else 1
@@ -111,19 +108,23 @@ class ShardWriter:
         if not self._waits:
             self._shards.check_gone()
             return True
-        shard = next(i for i in self._routes().peek(self._shards.missing) if i in present)
+        shard = next(i for i in self._order() if i in present)
         return all(self._shards.call("call", {shard: ("can_insert", rows)}, "update").values())
 
-    def _routes(self) -> WriteOrder:
-        if self._order is None:
-            self._order = WriteOrder(len(self._shards), self._first_shard(), sticky=self._sticky)
-        return self._order
+    def _order(self) -> list[int]:
+        """Return the shards to try for the next write."""
+        if self._first is None:
+            found = self._shards.call("next_home", {self._shards.present()[0]: ()})
+            self._first = next(iter(found.values()), 0)
+        return write_order(len(self._shards), self._first, self._shards.missing)
 
     def _send(self, write: _Write) -> tuple[int, Any]:
-        order = self._routes()
         while True:
             present = self._shards.present()  # raises if no shard returns in time
-            for i in order.next(self._shards.missing):
+            order = self._order()
+            if not self._sticky:
+                self._first = (self._first or 0) + 1
+            for i in order:
                 if i not in present:
                     continue
                 found = self._send_to(i, write)
@@ -165,9 +166,3 @@ class ShardWriter:
                 raise deadline.error(self._shards.callee(shard), write.name, heard)
             seconds, heard = grace_s, time.monotonic()
         return self._shards.result(shard, call, max(1.0, deadline.left_s), deadline)
-
-    def _first_shard(self) -> int:
-        if self._home is not None:
-            return self._home
-        found = self._shards.call("next_home", {self._shards.present()[0]: ()})
-        return next(iter(found.values()), 0)

@@ -26,7 +26,7 @@ from ostinato import (
     ReplayBufferEnsemble,
     SamplerWithoutReplacement,
 )
-from ostinato.buffers import mixing, pipeline, rate_limit, reader, store
+from ostinato.buffers import mixing, pipeline, prefetch, rate_limit, reader, store
 from ostinato.buffers.checkpoint import save
 from ostinato.errors import EmptyBufferError, WaitTimeoutError
 
@@ -35,7 +35,7 @@ from ...schedules import Schedule, StuckError, explore
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-MODULES = (save, reader, store, pipeline, rate_limit, mixing)
+MODULES = (save, reader, store, pipeline, prefetch, rate_limit, mixing)
 FOREVER = math.inf
 
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from ostinato import LazyTensorStorage, LimitedSampler, RandomSampler, ReplayBuffer, SamplerWithoutReplacement
+from ostinato.buffers.prefetch import Order, Prefetcher, Requested
 from ostinato.errors import EmptyBufferError, OptionError
 
 from ...sharing import LIMIT_S, end, pipe, start
@@ -172,3 +173,44 @@ def test_the_last_rows_are_delivered_although_no_more_can_be_drawn_ahead() -> No
         rb.sample()
     rb.extend(torch.arange(1, 2))
     assert rb.sample().tolist() == [1, 1, 1]
+
+
+# -- the queue of every kind of buffer ---------------------------------------------------------------------------------
+
+
+class Numbers(Order):
+    """Batches 0, 1, ...; the receiver of the ones in `late` leaves them to the next reader."""
+
+    def __init__(self, depth: int, count: int) -> None:
+        self.queue = Prefetcher(depth, threading.RLock(), count)
+        self.made, self.most, self.counts, self.late = itertools.count(), 0, list[int](), set[int]()
+
+    def request(self, queue: Prefetcher, count: int) -> Requested:
+        self.most = max(self.most, queue.queued + count)
+        self.counts.append(count)
+        return Requested(None, [next(self.made) for _ in range(count)], count)
+
+    def receive(self, queue: Prefetcher, requested: Requested) -> list[int]:
+        if requested.made[0] in self.late:
+            self.late.discard(requested.made[0])
+            queue.put_back(requested)
+            raise TimeoutError
+        found: list[int] = requested.made
+        return found
+
+
+@pytest.mark.parametrize(("depth", "count"), [(0, 1), (1, 1), (5, 2), (8, 4)])
+def test_requests_of_several_batches_keep_depth_and_order(depth: int, count: int) -> None:
+    order = Numbers(depth, count)
+    order.late = {0, 1 + count * 2}
+    found: list[int] = []
+    while len(found) < 40:
+        try:
+            found.append(order.queue.next(order))
+        except TimeoutError:
+            continue
+    assert found == list(range(40))
+    assert order.most <= depth + 1
+    assert (order.counts[0], set(order.counts[1:])) == (1, {count})
+    order.queue.drop()
+    assert order.queue.next(order) >= 40
