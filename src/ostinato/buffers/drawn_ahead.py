@@ -130,5 +130,6 @@ def _first_write(draw: Draw, ring: Ring) -> int:
     """
     if not draw.slots_read.is_cpu:
         return 0
-    distance = int((draw.slots_read - ring.cursor).remainder(ring.capacity).min())
+    slots = draw.slots_read.numpy()  # NumPy keeps the interpreter lock, for which the worker would wait
+    distance = int(((slots - ring.cursor) % ring.capacity).min())
     return min(ring.written + 1 + distance, NEVER)
