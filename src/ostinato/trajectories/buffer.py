@@ -14,13 +14,11 @@ from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex, final
 from ostinato.core.kinds import require_eager
 from ostinato.durable.files import new_token
 from ostinato.durable.progress import TRAJECTORIES, Progress, bar_only, finish
-from ostinato.durable.tensorfile import check_format, check_tree, flatten
+from ostinato.durable.tensorfile import check_format, check_tree
 from ostinato.errors import CheckpointError, DamagedFileError, EmptyBufferError, KindError, OptionError, SlotError
 from ostinato.trajectories import checkpoint
-from ostinato.trajectories.checkpoint import BufferState, Snapshot
-from ostinato.trajectories.gather import gather
-from ostinato.trajectories.index import MAX_ID, Entry, TrajectoryData, TrajectoryInfo, has_index, is_seed, read_index
-from ostinato.trajectories.layout import Field, make_layout
+from ostinato.trajectories.checkpoint import BufferState
+from ostinato.trajectories.index import MAX_ID, Entry, has_index, is_seed, read_index
 from ostinato.trajectories.saver import SaveGroup
 from ostinato.trajectories.store import Store, StoreOptions
 from ostinato.trajectories.trajectory import Trajectory, as_trajectory, owned_tree
@@ -250,7 +248,7 @@ class TrajectoryReplayBuffer:
         while True:
             trajectories, fields, drawn = self._draw(count, replace=replace, drop=missing == "drop")
             try:
-                return gather(drawn, fields, self._store.sources)
+                return self._store.rows.read(drawn, fields)
             except DamagedFileError:
                 if self._trajectories is trajectories:
                     raise
@@ -340,9 +338,8 @@ class TrajectoryReplayBuffer:
                 self._save_in_place(target)
                 return
             with self._store.lock:
-                snapshots = [Snapshot(entry, entry.data, entry.file) for entry in self._trajectories.entries]
-                head = self._state.head()
-            checkpoint.save(target, head, snapshots)
+                entries, head = [copy.copy(entry) for entry in self._trajectories.entries], self._state.head()
+            checkpoint.save(target, head, entries)
 
     def _save_in_place(self, target: Path) -> None:
         self._store.prepare()
@@ -393,14 +390,16 @@ class TrajectoryReplayBuffer:
         allow_pickle = self._store.options.allow_pickle
         with Progress(progress, "load", unit=TRAJECTORIES):
             self._store.flush()
-            loaded = checkpoint.load(path, allow_pickle=allow_pickle, rank=rank, ranks=ranks, on_damage=on_damage)
+            state, entries = checkpoint.load(
+                path, allow_pickle=allow_pickle, rank=rank, ranks=ranks, on_damage=on_damage
+            )
         own = self.auto_save_path
         if own is not None:
-            _check_same_format(own, loaded.head.trajectory_format)
+            _check_same_format(own, state.format_name)
         with self._store.lock:
             before, self._trajectories = self._trajectories.entries, TrajectoryList(self._window)
-            self._trajectories.append(loaded.entries)
-            self._state.restore(loaded.head, loaded.generator, self._store.lowest_free_id())
+            self._trajectories.append(entries)
+            self._state.restore(state, self._store.lowest_free_id())
             self._store.empty_cache()
         self._store.forget(before, unlist=False)
 
@@ -448,14 +447,7 @@ def _new_entry(value: object, format_name: str, where: str) -> Entry:
     """Copy a rollout and check that it can be saved. The id is set later."""
     tree = owned_tree(as_trajectory(value), where)
     check_tree(tree, format_name, where)
-    fields = [
-        Field(path, str(leaf.dtype).removeprefix("torch."), tuple(leaf.shape))
-        for path, leaf in flatten(tree, where=where).items()
-        if hasattr(leaf, "untyped_storage")
-    ]
-    layout = make_layout(fields, where)
-    info = TrajectoryInfo(0, layout.num_samples, tree["max_episode_length"], layout.shape, tree["model_weights_id"])
-    return Entry(info, layout, data=TrajectoryData(tree, layout))
+    return Entry.of_tree(tree, where)
 
 
 def _count_of(name: str, value: SupportsIndex) -> int:

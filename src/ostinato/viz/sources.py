@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict
-from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, final
@@ -14,11 +13,10 @@ import numpy as np
 import torch
 
 from ostinato.core.options import number_of
-from ostinato.durable.files import OpenFiles
-from ostinato.durable.tensorfile import check_format, flatten, read_tree, show
-from ostinato.errors import CheckpointError, OptionError, OstinatoError
-from ostinato.trajectories.gather import BatchMemory, RowSources, gather
-from ostinato.trajectories.index import TrajectoryData, read_index
+from ostinato.durable.tensorfile import flatten, show
+from ostinato.errors import CheckpointError, OstinatoError
+from ostinato.trajectories.gather import RowReader
+from ostinato.trajectories.index import read_index
 from ostinato.trajectories.trajectory_list import DrawnTransitions
 
 if TYPE_CHECKING:
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato.durable.tensorfile import Header, TreePath
-    from ostinato.trajectories.index import DirectoryIndex, Entry
+    from ostinato.trajectories.index import DirectoryIndex, Entry, TrajectoryData
     from ostinato.trajectories.layout import Layout
 
 __all__ = [
@@ -239,10 +237,6 @@ def picture_of(row: np.ndarray) -> tuple[np.ndarray, ...]:
     return tuple(np.ascontiguousarray(view) for view in views)
 
 
-_CACHE_SIZE = 5
-"""Number of opened trajectories to cache: their headers and short columns, never images."""
-
-
 _ENDS = {"done": "dones", "terminated": "terminations", "truncated": "truncations"}
 
 
@@ -263,17 +257,15 @@ class TrajectoryFolder(TrajectorySource):
             DamagedFileError: The index is damaged.
         """
         self._index = read_index(Path(path).absolute(), strict=False)
-        try:
-            self._format = check_format(self._index.head.trajectory_format, allow_pickle=allow_pickle)
-        except OptionError as error:
-            msg = f"{path}: {error}"
-            raise CheckpointError(msg) from error
+        self._index.check_pickle(allow_pickle=allow_pickle)
         if not self._index.infos:
             msg = f"the index of {path} has no trajectories: there is nothing to show"
             raise CheckpointError(msg)
         self._pickle = allow_pickle
         count = number_of(len(self._index.infos), "trajectory")
-        super().__init__("trajectory", self._index.infos, f"{name_of(path)}, {count} as {self._format}")
+        super().__init__(
+            "trajectory", self._index.infos, f"{name_of(path)}, {count} as {self._index.head.trajectory_format}"
+        )
 
     def extent(self, index: int) -> tuple[int, int]:
         """Return the numbers of steps and environments from the index."""
@@ -338,13 +330,12 @@ class _FileColumns:
 
     def _read(self, path: TreePath, transitions: np.ndarray) -> np.ndarray:
         drawn = DrawnTransitions([self._entry], np.zeros_like(transitions), transitions)
-        with closing(OpenFiles(1)) as files:
-            found = gather(drawn, {path: self.layout.signature[path]}, RowSources(files, self._whole, BatchMemory()))
+        reader = RowReader(1, self._whole)  # the file is closed with it
+        found = reader.read(drawn, {path: self.layout.signature[path]})
         return array_of(flatten(found, where="trajectory")[path])
 
     def _whole(self, entry: Entry) -> TrajectoryData:
-        tree = read_tree(entry.path(), entry.require_file().format_name, allow_pickle=self._pickle)
-        entry.data = TrajectoryData(tree, entry.layout)
+        entry.data = entry.read(allow_pickle=self._pickle)
         return entry.data
 
     def row(self, path: TreePath, step: int, env: int) -> np.ndarray:
