@@ -7,11 +7,11 @@ import os
 import time
 import warnings
 import weakref
-from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex, final
 
 from ostinato.core.kinds import require_eager
+from ostinato.core.options import check_choice, check_integer
 from ostinato.durable.files import new_token
 from ostinato.durable.progress import TRAJECTORIES, Progress, bar_only, finish
 from ostinato.durable.tensorfile import check_format, check_tree
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TrajectoryReplayBuffer"]
 
-_MAX_CHUNKS = 2**31 - 1
+_MAX_CHUNKS = 2**31
 
 
 @final
@@ -98,33 +98,31 @@ class TrajectoryReplayBuffer:
                 trajectories of another format or a damaged index.
         """
         check_format(trajectory_format, allow_pickle=allow_pickle)
-        _check_counts(cache_size=cache_size, save_queue_size=save_queue_size, max_open_files=max_open_files)
-        if type(sample_window_size) is not int or sample_window_size < 0:
-            msg = f"sample_window_size must be 0 (all) or more, got {sample_window_size!r}"
-            raise OptionError(msg)
-        if cache_bytes is not None and (type(cache_bytes) is not int or cache_bytes < 0 or not enable_cache):
-            msg = f"cache_bytes must be None, or 0 or more with enable_cache=True, got {cache_bytes!r}"
-            raise OptionError(msg)
+        cache_size = check_integer("cache_size", cache_size, 1, OptionError)
+        self._window = check_integer("sample_window_size", sample_window_size, 0, OptionError)
+        if cache_bytes is not None:
+            cache_bytes = check_integer("cache_bytes", cache_bytes, 0, OptionError)
+            if not enable_cache:
+                msg = f"cache_bytes={cache_bytes} needs enable_cache=True: there is no cache"
+                raise OptionError(msg)
         if not is_seed(seed):
             msg = f"seed must be an integer of 64 bits, got {seed!r}"
             raise OptionError(msg)
         with Progress(progress, "open", 0, unit=TRAJECTORIES):
             directory = _directory(auto_save_path, trajectory_format, auto_save=auto_save)
-        self._window = sample_window_size
         self._state = BufferState(seed, trajectory_format)
-        size = cache_size if enable_cache else 0
         options = StoreOptions(
             directory,
             auto_save,
-            cache_size=size,
+            cache_size=cache_size if enable_cache else 0,
             cache_bytes=cache_bytes,
-            queue_size=save_queue_size,
-            open_files=max_open_files,
+            queue_size=check_integer("save_queue_size", save_queue_size, 1, OptionError),
+            open_files=check_integer("max_open_files", max_open_files, 1, OptionError),
             allow_pickle=allow_pickle,
             bar=bar_only(progress),
         )
         self._store = Store(options, self._state)
-        self._trajectories = TrajectoryList(sample_window_size)
+        self._trajectories = TrajectoryList(self._window)
         self._finalizer = weakref.finalize(self, self._store.end)
 
     def __len__(self) -> int:
@@ -240,10 +238,8 @@ class TrajectoryReplayBuffer:
             CheckpointError: A trajectory could not be saved in the background; it is tried again.
         """
         require_eager("sampling")
-        count = _count_of("num_chunks", num_chunks)
-        if missing not in {"raise", "drop"}:
-            msg = f"missing must be 'raise' or 'drop', got {missing!r}"
-            raise OptionError(msg)
+        count = check_integer("num_chunks", num_chunks, 1, OptionError, below=_MAX_CHUNKS)
+        check_choice("missing", missing, ("raise", "drop"))
         self._store.check()
         while True:
             trajectories, fields, drawn = self._draw(count, replace=replace, drop=missing == "drop")
@@ -382,9 +378,7 @@ class TrajectoryReplayBuffer:
             CheckpointError: The files are pickles and `allow_pickle` is False.
             DamagedFileError: A file is missing or damaged; the message names it and the id.
         """
-        if on_damage not in {"raise", "skip"}:
-            msg = f"on_damage must be 'raise' or 'skip', got {on_damage!r}"
-            raise OptionError(msg)
+        check_choice("on_damage", on_damage, ("raise", "skip"))
         rank, ranks = _rank(is_distributed, local_rank, world_size)
         path = Path(load_path).absolute()
         allow_pickle = self._store.options.allow_pickle
@@ -450,31 +444,15 @@ def _new_entry(value: object, format_name: str, where: str) -> Entry:
     return Entry.of_tree(tree, where)
 
 
-def _count_of(name: str, value: SupportsIndex) -> int:
-    """Return a count as an int; NumPy integers are accepted."""
-    count = index(value) if hasattr(value, "__index__") and not isinstance(value, bool) else 0
-    if not 1 <= count <= _MAX_CHUNKS:
-        msg = f"{name} must be a number of 1 or more (at most {_MAX_CHUNKS}), got {value!r:.80}"
-        raise OptionError(msg)
-    return count
-
-
-def _check_counts(**counts: object) -> None:
-    for name, count in counts.items():
-        if type(count) is not int or count < 1:
-            hint = " (enable_cache=False keeps none)" if name == "cache_size" else ""
-            msg = f"{name} must be 1 or more{hint}, got {count!r}"
-            raise OptionError(msg)
-
-
 def _rank(is_distributed: bool, local_rank: int, world_size: int) -> tuple[int, int]:  # noqa: FBT001
     if not is_distributed:
         if (local_rank, world_size) != (0, 1):
             msg = f"local_rank={local_rank} and world_size={world_size} need is_distributed=True"
             raise OptionError(msg)
         return 0, 1
-    if type(local_rank) is not int or type(world_size) is not int or world_size < 1 or not 0 <= local_rank < world_size:
-        msg = f"local_rank must be in [0, world_size), both integers, got {local_rank!r} of {world_size!r}"
+    check_integer("world_size", world_size, 1, OptionError)
+    if check_integer("local_rank", local_rank, 0, OptionError) >= world_size:
+        msg = f"local_rank must be in [0, {world_size}), below world_size, got {local_rank}"
         raise OptionError(msg)
     return local_rank, world_size
 
