@@ -103,17 +103,15 @@ def _films(source: DatasetSource, index: int, episode: OpenTrajectory) -> list[P
 
 def _curves(episode: OpenTrajectory) -> list[Panel]:
     """Return the curves of an episode: the action, the first vector of the observation, the reward."""
-    columns, roles = episode.columns, episode.roles
-    if columns is None:
-        return []
-    vectors = [(name, path) for name, path in roles.current.items() if not is_picture(tuple(columns.shapes[path]))]
-    vectors.sort(key=lambda found: columns.row(found[1], 0, 0).dtype.kind != "f")  # flags and counts come last
+    roles = episode.roles
+    vectors = [(name, path) for name, path in roles.current.items() if not is_picture(episode.shapes[path])]
+    vectors.sort(key=lambda found: episode.row(found[1], 0, 0).dtype.kind != "f")  # flags and counts come last
     wanted = [("action", roles.action), *vectors[:1], ("reward", roles.reward)]
     panels: list[Panel] = []
     for name, path in wanted:
         if path is None or not episode.steps:
             continue
-        traces = make_traces(name, columns.column(path, 0))
+        traces = make_traces(name, episode.column(path, 0))
         count = traces.values.shape[1]
         more = "" if count == traces.components else f" ({count} of {traces.components})"
         x = tuple(map(float, traces.steps))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, final
 from ostinato._optional import require
 from ostinato.errors import OptionError
 from ostinato.viz.figures import LINES
-from ostinato.viz.frames import ALL_CAMERAS, Position, read_frame, read_timeline
+from ostinato.viz.frames import ALL_CAMERAS, Navigator, Position, read_frame, read_timeline
 from ostinato.viz.sources import id_range, parse_number
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ _HEADERS = {
     "Cache-Control": "no-store",
 }
 _PAUSE_S = 0.1
-_PARAMETERS = ("trajectory", "step", "env", "first")
+_PARAMETERS = (*Position._fields, "first")
 
 
 @final
@@ -150,11 +150,8 @@ class _Api:
 
     def _position(self, given: dict[str, int]) -> Position:
         """Return the requested position, clipped to the positions that exist."""
-        index = min(given.get("trajectory", 0), len(self._source.ids) - 1)
-        trajectory = self._source.open(index)
-        return Position(
-            index, min(given.get("step", 0), trajectory.steps - 1), min(given.get("env", 0), trajectory.envs - 1)
-        )
+        wanted = Position(*(given.get(name, 0) for name in Position._fields))
+        return Navigator(self._source, wanted).position
 
 
 def _pictures(view: ObservationView) -> dict[str, Any]:
