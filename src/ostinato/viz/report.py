@@ -54,7 +54,6 @@ def report(source: TrajectorySource, index: int = 0, *, progress: ProgressOption
     rows: list[tuple[Panel, ...]] = []
     summary: list[str] = []
     if isinstance(source, DatasetSource):
-        found: list[float | None] = source.all_returns() or [None] * len(source.ids)
         episode = source.open(index)
         if episode.problem:
             raise DamagedFileError(episode.problem)
@@ -62,10 +61,9 @@ def report(source: TrajectorySource, index: int = 0, *, progress: ProgressOption
         low += _actions(source, progress)
         summary += _facts(source, episode)
     else:
-        found = [source.returns(position) for position in range(len(source.ids))]
         low += [] if source.priorities is None else [_bars("Priorities", "priority", "rows", source.priorities)]
         low.append(_bars("Age of rows", "rows added since", "rows", source.row_ages()))
-    found = [value if value is not None and np.isfinite(value) else None for value in found]
+    found = [value if value is not None and np.isfinite(value) else None for value in source.all_returns()]
     known = [value for value in found if value is not None]
     low.append(_byte_shares(source.field_bytes()))
     rows += [(_returns(found, source.unit),)] if known else []

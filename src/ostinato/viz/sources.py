@@ -160,6 +160,10 @@ class TrajectorySource(ABC):
             return None
         return float(np.mean(sums))
 
+    def all_returns(self) -> list[float | None]:
+        """Return `returns` of all trajectories."""
+        return [self.returns(index) for index in range(len(self.ids))]
+
     @abstractmethod
     def _read(self, index: int) -> OpenTrajectory:
         """Open a trajectory. A damaged one has `problem` set; nothing is raised."""
