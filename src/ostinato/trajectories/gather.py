@@ -81,7 +81,7 @@ class RowReader:
                 group.numbers.append(number)
                 continue
             chosen = order[starts[number] : starts[number + 1]]
-            rows = entry.layout.rows(drawn.transitions[chosen])
+            rows = rows_of([entry.layout], drawn.which[chosen], drawn.transitions[chosen])
             if data is None and file is not None and file.strides is not None:
                 _read_strided(target, entry, file, chosen, rows, self._open(entry))
             else:
@@ -128,7 +128,7 @@ class RowReader:
         widths = schema.row_bytes[used]
         bases = np.array([file.offsets for file in group.files], dtype=np.int64)[:, used]
         starts = np.array([target.rows[paths[number]].ctypes.data for number in used], dtype=np.int64)
-        rows = _rows(group.entries, file_of, drawn.transitions[chosen])
+        rows = rows_of([entry.layout for entry in group.entries], file_of, drawn.transitions[chosen])
         offsets = (bases[file_of] + rows[:, used] * widths).reshape(-1)
         targets = (starts + chosen[:, None] * widths).reshape(-1)
         files = np.repeat(file_of, len(used))
@@ -180,13 +180,3 @@ def _contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...
     for size in reversed(shape[1:]):
         strides.append(strides[-1] * size)
     return tuple(reversed(strides))
-
-
-def _rows(entries: list[Entry], which: np.ndarray, transitions: np.ndarray) -> np.ndarray:
-    """Return the row of each transition in each field of its trajectory, int64 `[N, F]`."""
-    first = entries[0].layout
-    if all(entry.layout is first for entry in entries):
-        return first.rows(transitions)
-    envs = np.array([entry.layout.envs for entry in entries])
-    row_offsets = np.stack([entry.layout.row_offsets for entry in entries])
-    return rows_of(transitions, envs[which], row_offsets[which])

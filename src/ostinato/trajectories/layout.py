@@ -13,7 +13,7 @@ from ostinato.durable.tensorfile import show
 from ostinato.errors import SchemaError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     import torch
 
@@ -121,22 +121,23 @@ class Layout:
         """Number of transitions, T * B."""
         return self.steps * self.envs
 
-    def rows(self, transitions: np.ndarray) -> np.ndarray:
-        """Return the row of each transition in each field, its first two dimensions flattened, int64 `[N, F]`."""
-        return rows_of(transitions, np.array(self.envs), self.row_offsets)
 
-
-def rows_of(transitions: np.ndarray, envs: np.ndarray, row_offsets: np.ndarray) -> np.ndarray:
+def rows_of(layouts: Sequence[Layout], which: np.ndarray, transitions: np.ndarray) -> np.ndarray:
     """Return the row of each transition in each field, its first two dimensions flattened, int64 `[N, F]`.
 
     Args:
+        layouts: Layouts with one number of fields.
+        which: Position in `layouts` of each transition's layout, `[N]`.
         transitions: Numbers of the transitions within their trajectories, `[N]`.
-        envs: Number of environments of each trajectory, `[N]`, or of all, `[]`.
-        row_offsets: `Layout.row_offsets` of each trajectory, `[N, F, 2]`, or of all, `[F, 2]`.
     """
+    first = layouts[0]
+    envs, offsets = np.array(first.envs), first.row_offsets
+    if any(layout is not first for layout in layouts):
+        envs = np.array([layout.envs for layout in layouts])[which]
+        offsets = np.stack([layout.row_offsets for layout in layouts])[which]
     steps, columns = np.divmod(transitions, envs)
     steps = steps[:, None]
-    rows: np.ndarray = (steps + steps // row_offsets[..., 0] + row_offsets[..., 1]) * envs[..., None] + columns[:, None]
+    rows: np.ndarray = (steps + steps // offsets[..., 0] + offsets[..., 1]) * envs[..., None] + columns[:, None]
     return rows
 
 
