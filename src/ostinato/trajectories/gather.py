@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
 import torch
 
-from ostinato.durable.arrays import DTYPES, raw_view
+from ostinato.durable.arrays import DTYPES, raw_view, shape_nbytes
 from ostinato.durable.files import OpenFiles, read_pieces
 from ostinato.durable.tensorfile import Placed, nest
 from ostinato.errors import DamagedFileError
@@ -95,7 +94,7 @@ class RowReader:
         return self.files.get((directory, entry.id), entry.path)
 
     def _target(self, count: int, fields: Signature) -> _Target:
-        self._expect(count * sum(math.prod(shape) * DTYPES[dtype].itemsize for dtype, shape in fields.values()))
+        self._expect(count * sum(shape_nbytes(shape, DTYPES[dtype]) for dtype, shape in fields.values()))
         tensors = {
             path: torch.empty((count, *row_shape), dtype=DTYPES[dtype], device="cpu")
             for path, (dtype, row_shape) in fields.items()

@@ -191,9 +191,7 @@ class TrajectoryData:
         leaves = flatten(tree, where="trajectory")
         self.tree = tree
         self.rows: tuple[np.ndarray, ...] = tuple(
-            np.frombuffer(raw_view(leaves[field.path]), dtype=np.uint8).reshape(math.prod(field.shape[:2]), -1)
-            if field.row_bytes
-            else np.empty((math.prod(field.shape[:2]), 0), dtype=np.uint8)
+            np.frombuffer(raw_view(leaves[field.path]), np.uint8).reshape(math.prod(field.shape[:2]), field.row_bytes)
             for field in layout.fields
         )
         """Bytes of each field of the layout, uint8 `[rows * B, bytes of a row]`."""

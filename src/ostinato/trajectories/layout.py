@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, final
 
 import numpy as np
 
-from ostinato.durable.arrays import DTYPES
+from ostinato.durable.arrays import DTYPES, shape_nbytes
 from ostinato.durable.tensorfile import show
 from ostinato.errors import SchemaError
 
@@ -62,7 +61,7 @@ class Field(NamedTuple):
     @property
     def row_bytes(self) -> int:
         """Bytes of one transition's value."""
-        return math.prod(self.row_shape) * self.torch_dtype.itemsize
+        return shape_nbytes(self.row_shape, self.torch_dtype)
 
 
 @final
@@ -74,9 +73,7 @@ class RowSchema:
     def __init__(self, fields: tuple[tuple[TreePath, str, tuple[int, ...]], ...]) -> None:
         self.signature = {path: (dtype, row_shape) for path, dtype, row_shape in fields}
         """Dtype and shape of a row by path."""
-        self.row_bytes = np.array(
-            [math.prod(row_shape) * DTYPES[dtype].itemsize for _, dtype, row_shape in fields], dtype=np.int64
-        )
+        self.row_bytes = np.array([shape_nbytes(shape, DTYPES[dtype]) for _, dtype, shape in fields], dtype=np.int64)
         """Bytes of a row of each field, int64 `[F]`."""
 
 
@@ -106,7 +103,7 @@ class Layout:
         self.shape = shape
         """Shape of `prev_logprobs`, else of `rewards`."""
         self.steps, self.envs = shape[:2]
-        self.field_bytes = tuple(field.row_bytes * field.shape[0] * field.shape[1] for field in fields)
+        self.field_bytes = tuple(shape_nbytes(field.shape, field.torch_dtype) for field in fields)
         """Bytes of all rows of each field."""
         self.row_offsets = np.array(row_offsets, dtype=np.int64)
         """The `RowOffset` of each field, int64 `[F, 2]`."""

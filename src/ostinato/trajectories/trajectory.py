@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import os
+import uuid
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, final
 
@@ -197,8 +197,7 @@ def _plain_copy(value: Any, where: str, depth: int = 0) -> Any:
 
 def new_weights_id() -> str:
     """Return an id for unnamed weights: a random uuid and the count 0."""
-    digits = os.urandom(16).hex()
-    return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-8{digits[17:20]}-{digits[20:]}_0"
+    return f"{uuid.uuid4()}_0"
 
 
 def check_weights_id(value: object) -> str:
