@@ -661,7 +661,8 @@ def _read_json_files(directory: Path) -> tuple[Head | None, dict[int, Trajectory
         return None, {}
     meta, node = read_object(metadata), read_object(path)
     index, order = node.get("trajectory_index"), node.get("trajectory_id_list")
-    head = Head(*(meta.get(key) for key in ("trajectory_format", "trajectory_counter", "seed"))).checked(metadata)
+    values: Any = (meta.get(key) for key in ("trajectory_format", "trajectory_counter", "seed"))
+    head = Head(*values).checked(metadata)
     if not isinstance(index, dict) or not isinstance(order, list) or sorted(map(str, order)) != sorted(index):
         damaged(path, "trajectory_index and trajectory_id_list must name the same trajectories")
     if not (directory / STORE).exists():  # whose lines are counted instead
