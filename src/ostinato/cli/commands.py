@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from ostinato import __version__
 from ostinato._optional import require
-from ostinato.cli.output import answer, show, show_error
+from ostinato.cli.output import answer, show, show_error, write_page
 from ostinato.errors import (
     CheckpointError,
     CheckpointNotFoundError,
@@ -377,7 +377,7 @@ def audit(
         raise typer.BadParameter(str(error)) from None
     answer(report, as_json=as_json)
     if page is not None:
-        page.write_text(report.page(), encoding="utf-8")
+        write_page(report, page)
     if not report.ok:
         raise typer.Exit(1)
 

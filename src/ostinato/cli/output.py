@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -15,6 +16,7 @@ from ostinato._optional import require
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from pathlib import Path
 
     from rich import box, console, measure, table, text
 else:
@@ -22,11 +24,13 @@ else:
         require(f"rich.{name}", "cli") for name in ("box", "console", "measure", "table", "text")
     )
 
-__all__ = ["Part", "Styled", "Table", "answer", "rendered", "show", "show_error", "with_options"]
+__all__ = ["Part", "Styled", "Table", "answer", "rendered", "show", "show_error", "with_options", "write_page"]
 
 _FLAGS = re.compile(r"\b(allow_pickle|overwrite|copy|move)=True")
 _VALUES = re.compile(r"\b(fps|fields|task|images|codec|layout|episodes|ndim|max_size)=(?:'([\w.-]*)')?(?!\w)")
 _NUMBER = re.compile(r"(?!.*;)(?:-$|-?[\d.]+|-?inf$|nan$)")
+_PAGE_WIDTH = 130
+"""Characters in a line of a page."""
 _INDENT = "  "
 """Of the further lines of a name in a table."""
 
@@ -62,6 +66,16 @@ def answer(report: Any, *, as_json: bool) -> None:
         sys.stdout.write(json.dumps(_json_value(report), indent=2, allow_nan=False) + "\n")
     else:
         show(parts_of(report))
+
+
+def write_page(report: Any, path: Path) -> None:
+    """Write what `answer` prints as an HTML page."""
+    from ostinato.cli.reports import parts_of
+
+    out = console.Console(file=io.StringIO(), record=True, width=_PAGE_WIDTH, highlight=False)
+    for shown in rendered(parts_of(report), _PAGE_WIDTH):
+        out.print(shown)
+    path.write_text(out.export_html(), encoding="utf-8")
 
 
 def _json_value(value: Any) -> Any:

@@ -12,7 +12,9 @@ from ostinato.buffers import ReplayBuffer, ReplayBufferEnsemble, TensorDictRepla
 from ostinato.core import kinds
 from ostinato.core.casts import cast
 from ostinato.core.episodes.tracker import as_path
+from ostinato.core.index import as_index, read_slots
 from ostinato.core.kinds import as_tensor, show_path
+from ostinato.core.options import check_choice, check_integer
 from ostinato.errors import CapacityError, KindError, OptionError, SchemaError, UsageError
 from ostinato.storages import ListStorage
 
@@ -287,7 +289,7 @@ class VectorEnvRecorder:
         rb, layout, count = self._rb, self._layout, self._num_envs
         if rb.storage.ndim > 1:
             index: Tensor = rb.add(layout.rows(fields, count, collection=self._collection))
-            self._newest = (index[:, 0] * rb.storage.num_envs + index[:, 1]).cpu()
+            self._newest = read_slots(index, rb.storage)[0].cpu()
             return index
         written = ~self._ended
         index = torch.full((count,), -1, dtype=torch.int64, device=rb.storage.device)
@@ -338,10 +340,9 @@ class VectorEnvRecorder:
         slots = slots[slots < len(rb)].to(storage.device)  # the buffer may have been emptied
         if not slots.numel() or storage.schema is None:
             return
-        index: Any = slots
-        if storage.ndim > 1:
-            steps, envs = slots // storage.num_envs, slots % storage.num_envs
-            index = (envs, steps) if rb.dim_extend == 1 else (steps, envs)
+        index: Any = as_index(slots, storage)
+        if isinstance(index, tuple) and rb.dim_extend == 1:
+            index = index[::-1]
         for part in ("truncated", "done"):
             if part in self._layout.paths:
                 path = self._layout[part]
@@ -376,9 +377,7 @@ def _check_arguments(rb: Any, num_envs: Any) -> None:
     if isinstance(rb.storage, ListStorage):
         msg = "rows of a step have fields, which ListStorage does not take: use LazyTensorStorage or LazyMemmapStorage"
         raise OptionError(msg)
-    if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:
-        msg = f"num_envs must be an integer of at least 1, got {num_envs!r}"
-        raise OptionError(msg)
+    check_integer("num_envs", num_envs, 1, OptionError)
 
 
 def _check_buffer(rb: ReplayBuffer, envs: int, mode: str, layout: _Layout) -> _EpisodeFields:
@@ -465,25 +464,16 @@ def _key(layout: _Layout, part: str) -> str:
 
 
 _FLAT: dict[str, Path] = {
-    "obs": ("obs",),
-    "action": ("action",),
-    "reward": ("reward",),
-    "next_obs": ("next_obs",),
-    "terminated": ("terminated",),
-    "truncated": ("truncated",),
-    "env": ("env",),
-    "mask": ("mask",),
+    part: (part,) for part in ("obs", "action", "reward", "next_obs", "terminated", "truncated", "env", "mask")
 }
 _TED: dict[str, Path] = {
+    **_FLAT,
     "obs": ("observation",),
-    "action": ("action",),
     "reward": ("next", "reward"),
     "next_obs": ("next", "observation"),
     "terminated": ("next", "terminated"),
     "truncated": ("next", "truncated"),
     "done": ("next", "done"),
-    "env": ("env",),
-    "mask": ("mask",),
 }
 _LAYOUTS = {"flat": _FLAT, "ted": _TED}
 
@@ -501,10 +491,7 @@ class _Layout:
     """
 
     def __init__(self, name: str, keys: Mapping[str, Key] | None) -> None:
-        if name not in _LAYOUTS:
-            msg = f"layout must be one of {sorted(_LAYOUTS)}, got {name!r}"
-            raise OptionError(msg)
-        usual, given = _LAYOUTS[name], dict(keys or {})
+        usual, given = _LAYOUTS[check_choice("layout", name, _LAYOUTS)], dict(keys or {})
         unknown = sorted(set(given) - set(usual))
         if unknown:
             msg = f"keys must name parts of a step, {list(usual)} in layout {name!r}, got {unknown}"
@@ -587,11 +574,8 @@ def _as_mode(mode: Any) -> str:
     Raises:
         OptionError: There is no such mode.
     """
-    text = str(getattr(mode, "name", mode)).replace("_", "").upper()
-    if text not in _MODES:
-        msg = f"autoreset_mode must be one of {list(_MODES.values())}, got {mode!r}"
-        raise OptionError(msg)
-    return _MODES[text]
+    found = _MODES.get(str(getattr(mode, "name", mode)).replace("_", "").upper())
+    return found or check_choice("autoreset_mode", mode, _MODES.values())
 
 
 def _value_per_env(name: str, values: Any, envs: int) -> Tensor:

@@ -13,13 +13,12 @@ from ostinato.datasets.columns import TensorColumn
 from ostinato.datasets.dataset import Contents
 from ostinato.datasets.format import Format
 from ostinato.durable.arrays import DTYPES
-from ostinato.durable.files import OpenFiles
 from ostinato.durable.progress import PARTS, counted
 from ostinato.durable.tensorfile import flatten, show
 from ostinato.errors import CheckpointError, DamagedFileError, SchemaError
-from ostinato.trajectories.gather import BatchMemory, RowSources, gather
-from ostinato.trajectories.index import has_index, read_index
-from ostinato.trajectories.trajectory_list import DrawnTransitions
+from ostinato.trajectories.gather import RowReader
+from ostinato.trajectories.index import has_index, rank_directories, read_index
+from ostinato.trajectories.trajectory_list import TrajectoryList
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,8 +57,7 @@ def recognizes_rlinf(path: Path) -> bool:
 
 def _ranks(path: Path) -> list[Path]:
     """Return the directories of ranks in their order."""
-    found = [(int(one.name[5:]), one) for one in path.glob("rank_*") if one.name[5:].isdecimal() and has_index(one)]
-    return [one for _, one in sorted(found)]
+    return [one for one in rank_directories(path) if has_index(one)]
 
 
 def read_rlinf(path: Path, reading: Reading) -> Contents:  # noqa: ARG001 (a format's signature)
@@ -77,8 +75,12 @@ def read_rlinf(path: Path, reading: Reading) -> Contents:  # noqa: ARG001 (a for
     if not entries:
         msg = f"{path} lists no trajectory"
         raise SchemaError(msg)
-    fields, notes = _common_fields(entries)
     rows = _Rows(entries)
+    try:
+        fields, notes = _common_fields(rows.trajectories)
+    except SchemaError as error:
+        msg = f"{path}: {error}"
+        raise SchemaError(msg) from None
     lengths, flags = _lengths(rows, fields, notes)
     columns: dict[FieldPath, DatasetColumn] = {}
     for name, (dtype, shape) in fields.items():
@@ -112,23 +114,10 @@ def _entries(folder: Path) -> list[Entry]:
     return found
 
 
-def _common_fields(entries: list[Entry]) -> tuple[Signature, list[str]]:
+def _common_fields(trajectories: TrajectoryList) -> tuple[Signature, list[str]]:
     """Return the fields that all trajectories have, and sentences on what was assumed or left out."""
-    first = entries[0].layout.signature
-    missing: set[TreePath] = set()
-    for entry in entries:
-        found = entry.layout.signature
-        if found is first:
-            continue
-        missing |= set(first) ^ set(found)
-        for path in set(first) & set(found):
-            if first[path] != found[path]:
-                msg = (
-                    f"{entry.path()}: {show(path)} is {found[path][0]}{list(found[path][1])} in each transition, it is "
-                    f"{first[path][0]}{list(first[path][1])} in {entries[0].path()}: datasets have rows of one shape"
-                )
-                raise SchemaError(msg)
-    fields = {path: form for path, form in first.items() if path not in missing}
+    fields = trajectories.common_fields(drop=True)
+    missing = trajectories.all_fields() - set(fields)
     notes = ["The end of a trajectory ends the episodes in it."]
     if missing:
         notes.append(f"Fields that some trajectories lack are left out: {', '.join(sorted(map(show, missing)))}.")
@@ -146,26 +135,23 @@ class _Rows:
     """Where each row of the dataset lies. Pickled without open files; usable in forked processes."""
 
     def __init__(self, entries: list[Entry]) -> None:
-        self.entries = entries
-        counts = [entry.layout.num_samples for entry in entries]
-        self.which = np.repeat(np.arange(len(entries)), counts)
-        """Position of the trajectory of each row, int64 `[rows]`."""
-        numbers = [
-            np.arange(entry.layout.num_samples).reshape(entry.layout.steps, entry.layout.envs).T.reshape(-1)
-            for entry in entries
-        ]
-        self.transitions = np.concatenate(numbers)
-        """Number of each row in its trajectory, int64 `[rows]`."""
+        self.trajectories = TrajectoryList(0)
+        self.trajectories.append(entries)
+        numbers, first = [], 0
+        for layout in (entry.layout for entry in entries):
+            numbers.append(first + np.arange(layout.num_samples).reshape(layout.steps, layout.envs).T.reshape(-1))
+            first += layout.num_samples
+        self.numbers = np.concatenate(numbers)
+        """Number of each row among the transitions of all trajectories, int64 `[rows]`."""
         self._begin()
 
     def _begin(self) -> None:
-        self._files = OpenFiles(_MAX_OPEN)
-        self._sources = RowSources(self._files, _read_whole, BatchMemory())
-        whole_in_forks(self, self._files.lock)
+        self._reader = RowReader(_MAX_OPEN, _read_whole)
+        whole_in_forks(self, self._reader.files.lock)
 
     def __getstate__(self) -> dict[str, Any]:
         """The positions of rows."""
-        return {"entries": self.entries, "which": self.which, "transitions": self.transitions}
+        return {"trajectories": self.trajectories, "numbers": self.numbers}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Begin without open files."""
@@ -174,13 +160,12 @@ class _Rows:
 
     def read(self, fields: Signature, rows: np.ndarray[Any, Any]) -> dict[TreePath, Tensor]:
         """Return some fields of rows, `[n, *shape]` each. Copy."""
-        used, which = np.unique(self.which[rows], return_inverse=True)
-        drawn = DrawnTransitions([self.entries[i] for i in used.tolist()], which, self.transitions[rows])
-        return flatten(gather(drawn, fields, self._sources), where="trajectory")
+        drawn = self.trajectories.locate(self.numbers[rows])
+        return flatten(self._reader.read(drawn, fields), where="trajectory")
 
     def close(self) -> None:
         """Close all files."""
-        self._files.close()
+        self._reader.files.close()
 
 
 def _read_whole(entry: Entry) -> TrajectoryData:
@@ -210,7 +195,7 @@ class _RowColumn:
 
 def _lengths(rows: _Rows, fields: Signature, notes: list[str]) -> tuple[Tensor, dict[TreePath, Tensor]]:
     """Return the rows of each episode, int64 `[episodes]`, and the flags, which stay in memory."""
-    count = rows.which.shape[0]
+    count = rows.numbers.shape[0]
     wanted: Signature = {(name,): fields[name,] for name in _ENDS if (name,) in fields}
     parts = [
         rows.read(wanted, np.arange(first, min(first + _READ_ROWS, count)))
@@ -223,7 +208,8 @@ def _lengths(rows: _Rows, fields: Signature, notes: list[str]) -> tuple[Tensor, 
     if not flags:
         names = ", ".join(show_path((name,)) for name in _ENDS)
         notes.append(f"No trajectory has {names}: each environment of a trajectory is one episode.")
-    steps = np.repeat([entry.layout.steps for entry in rows.entries], [entry.layout.envs for entry in rows.entries])
+    layouts = [entry.layout for entry in rows.trajectories.entries]
+    steps = np.repeat([layout.steps for layout in layouts], [layout.envs for layout in layouts])
     ends[torch.from_numpy(np.cumsum(steps) - 1)] = True
     at = ends.nonzero().flatten() + 1
     return at.diff(prepend=at.new_zeros(1)), flags

@@ -89,29 +89,6 @@ def nest(values: Mapping[TreePath, Any]) -> dict[str, Any]:
     return root
 
 
-def check_plain_value(value: object, where: object) -> None:
-    """Check that files without pickle can hold a value.
-
-    Raises:
-        KindError: It is not None, text, a number, a bool, or a list, tuple or dict of these.
-    """
-    waiting = [(value, 0)]
-    while waiting:
-        item, depth = waiting.pop()
-        if item is None or isinstance(item, (str, bool, int, float)):
-            continue
-        if isinstance(item, (list, tuple)) and depth < MAX_DEPTH:
-            waiting += [(part, depth + 1) for part in item]
-        elif isinstance(item, dict) and depth < MAX_DEPTH and all(isinstance(key, str) for key in item):
-            waiting += [(part, depth + 1) for part in item.values()]
-        else:
-            msg = (
-                f"{where} holds a {type(item).__name__}, which cannot be saved: tensors, numpy arrays, text, numbers, "
-                "None, and lists and dicts of these can"
-            )
-            raise KindError(msg)
-
-
 class Placed(NamedTuple):
     """One tensor in a file.
 

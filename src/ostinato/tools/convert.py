@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 from ostinato.durable.files import new_directory
 from ostinato.durable.progress import TRAJECTORIES, Progress
-from ostinato.durable.tensorfile import check_format, read_tree, write_tree
+from ostinato.durable.tensorfile import check_format, read_tree
 from ostinato.errors import CheckpointError
-from ostinato.tools.verify import check_file
-from ostinato.trajectories.index import Entry, SavedFile, layout_of, read_index, write_index
+from ostinato.trajectories.index import Entry, read_index, write_index
 from ostinato.trajectories.trajectory import Trajectory, owned_tree
 
 if TYPE_CHECKING:
@@ -77,17 +76,14 @@ def convert(
         with new_directory(target, overwrite=overwrite) as temporary:
             entries = []
             for info in index.infos.values():
-                path = source / info.file_name(old)
-                nbytes, _ = check_file(index, info.trajectory_id, allow_pickle=allow_pickle)
+                path = index.path(info.trajectory_id)
+                nbytes, _ = index.verify(info.trajectory_id, allow_pickle=allow_pickle)
                 weights = {"model_weights_id": info.model_weights_id}  # stays empty if RLinf had none
                 values = read_tree(path, old, allow_pickle=allow_pickle) | weights
-                tree = owned_tree(Trajectory.from_dict(values), str(path)) | weights
-                new = temporary / info.file_name(trajectory_format)
-                header, checksum = write_tree(new, tree, trajectory_format, sync=True)
-                layout = layout_of(header, path)
-                entries.append(
-                    Entry(info, layout, SavedFile.of(temporary, trajectory_format, header, layout, checksum))
-                )
+                entry = Entry.of_tree(owned_tree(Trajectory.from_dict(values), str(path)) | weights, path)
+                entry.info = info
+                entry.file, entry.data = entry.write(temporary, trajectory_format, sync=True), None
+                entries.append(entry)
                 source_bytes += nbytes
                 bar.advance()
             bar.finish()

@@ -31,7 +31,7 @@ from ostinato.errors import (
 )
 from ostinato.groups.recovery import FORMAT as GROUPS
 from ostinato.trajectories import TrajectoryReplayBuffer
-from ostinato.trajectories.index import JOURNAL, METADATA, DirectoryIndex, Entry, has_index, id_of_name, read_index
+from ostinato.trajectories.index import JOURNAL, METADATA, Entry, has_index, read_index
 
 if TYPE_CHECKING:
     import os
@@ -535,17 +535,10 @@ def inspect_store(
         models=len({info.model_weights_id for info in infos}),
         shapes=tuple(sorted({info.shape[:2] for info in infos})),
         episodes=None if contents is None else int(contents.lengths.shape[0]),
-        unlisted=unlisted(index),
+        unlisted=index.unlisted(),
         nbytes=sum(e.file.nbytes for e in entries if e.file is not None) if read_headers else None,
         keys=_keys(entries),
     )
-
-
-def unlisted(index: DirectoryIndex) -> tuple[str, ...]:
-    """Return the names of trajectory files that are not in the index."""
-    listed = {info.file_name(index.head.trajectory_format) for info in index.infos.values()}
-    names = (path.name for path in index.directory.iterdir())
-    return tuple(sorted(name for name in names if id_of_name(name) is not None and name not in listed))
 
 
 def _keys(entries: list[Entry]) -> tuple[KeyReport, ...]:
@@ -554,8 +547,8 @@ def _keys(entries: list[Entry]) -> tuple[KeyReport, ...]:
         for path, (dtype, shape) in entry.layout.signature.items():
             counts = found.setdefault((path, dtype, shape), [0, 0])
             counts[0] += 1
-        for field in entry.layout.fields:
-            found[field.path, field.dtype, field.row_shape][1] += field.row_bytes * field.shape[0] * field.shape[1]
+        for field, nbytes in zip(entry.layout.fields, entry.layout.field_bytes, strict=True):
+            found[field.path, field.dtype, field.row_shape][1] += nbytes
     return tuple(KeyReport(show(path), dtype, shape, *counts) for (path, dtype, shape), counts in found.items())
 
 

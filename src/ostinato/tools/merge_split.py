@@ -12,11 +12,9 @@ exactly one place at any time; trajectories that a source receives meanwhile sta
 from __future__ import annotations
 
 import contextlib
-import os
-import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ostinato.durable.files import (
     DirectoryLock,
@@ -27,10 +25,8 @@ from ostinato.durable.files import (
     fsync_dir,
     link_file,
     new_directory,
-    open_file,
-    pread,
 )
-from ostinato.durable.manifest import canonical, parse_json
+from ostinato.durable.manifest import canonical
 from ostinato.durable.progress import TRAJECTORIES, Progress
 from ostinato.durable.progress import count as count_progress
 from ostinato.errors import (
@@ -41,23 +37,26 @@ from ostinato.errors import (
     OptionError,
     OstinatoError,
 )
-from ostinato.tools.verify import check_header
 from ostinato.trajectories.index import (
     INDEX,
-    JOURNAL,
     METADATA,
     STORE,
     DirectoryIndex,
     Entry,
     Head,
     TrajectoryInfo,
+    check_size,
+    has_index,
     id_of_name,
+    rank_directories,
     read_index,
+    read_object,
     write_index,
 )
 from ostinato.trajectories.store import remove_leftovers
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Iterator, Sequence
 
     from ostinato.durable.progress import ProgressOption
@@ -118,7 +117,7 @@ def merge(
     name = {"work": "merge", "source": str(source)}
 
     def find() -> Sequence[Path]:
-        ranks = _ranks_of(source)
+        ranks = rank_directories(source)
         if not ranks:
             why = (
                 "has no directories rank_0, rank_1 and so on: nothing to merge" if source.exists() else "does not exist"
@@ -129,7 +128,7 @@ def merge(
 
     request = _Request(name, find, lambda ranks: _merge_plan(name, ranks), progress)
     report = request.run(Path(save_path).absolute(), copy=copy, move=move)
-    return replace(report, left=_left(_ranks_of(source))) if move else report
+    return replace(report, left=_left(rank_directories(source))) if move else report
 
 
 def split(
@@ -283,7 +282,7 @@ def _check_rest(plan: _Plan, partial: Path) -> None:
     waiting = [step for step in plan.steps if not plan.target_of(step, partial).exists()]
     for step in waiting:
         try:
-            _check_size(step.source, step.known)
+            check_size(step.source, step.known)
         except DamagedFileError as error:
             done = len(plan.steps) - len(waiting)
             msg = (
@@ -325,10 +324,9 @@ def _finish(target: Path, *, resumed: bool) -> MoveReport:
 
 def _remove_from_index(source: Path, moved: set[str], *, remove: bool) -> None:
     """Remove moved files from the index of a source, except a new file with the name of a moved one."""
-    if _has_index(source):
+    if has_index(source):
         index = read_index(source)
-        names = {number: info.file_name(index.head.trajectory_format) for number, info in index.infos.items()}
-        infos = {n: index.infos[n] for n, name in names.items() if name not in moved or (source / name).exists()}
+        infos = {n: i for n, i in index.infos.items() if index.path(n).name not in moved or index.path(n).exists()}
         write_index(source, index.head, infos, [entry for entry in index.entries.values() if entry.id in infos])
         if infos:
             return
@@ -336,14 +334,9 @@ def _remove_from_index(source: Path, moved: set[str], *, remove: bool) -> None:
         (source / name).unlink(missing_ok=True)
 
 
-def _has_index(source: Path) -> bool:
-    """Return whether there is an index under any of its names; an earlier run may have removed it."""
-    return (source / JOURNAL).exists() or any(source.glob("trajector*_index.json"))
-
-
 def _left(ranks: Sequence[Path]) -> tuple[str, ...]:
     """Return the directories that have trajectories after a merge."""
-    return tuple(str(rank) for rank in ranks if _has_index(rank) and read_index(rank).infos)
+    return tuple(str(rank) for rank in ranks if has_index(rank) and read_index(rank).infos)
 
 
 def _report(
@@ -366,7 +359,6 @@ def _locked(sources: Sequence[Path]) -> Iterator[None]:
 
 
 _PLAN = "ostinato_plan.json"
-_RANK = re.compile(r"rank_(\d+)")
 
 
 class _Step(NamedTuple):
@@ -410,8 +402,7 @@ def _has_plan(directory: Path, name: dict[str, Any]) -> bool:
     path = directory / _PLAN
     if not path.exists():
         return False
-    node = _parse(path)
-    return isinstance(node, dict) and node.get("name") == name
+    return read_object(path).get("name") == name
 
 
 def _is_free(partial: Path) -> bool:
@@ -427,7 +418,7 @@ def _read_plan(directory: Path) -> _Plan:
         DamagedFileError: The plan is damaged.
     """
     path = directory / _PLAN
-    node, index = _parse(path), read_index(directory)
+    node, index = read_object(path), read_index(directory)
     try:
         sources = tuple(Path(source) for source in node["sources"])
         steps = []
@@ -440,21 +431,6 @@ def _read_plan(directory: Path) -> _Plan:
     except (KeyError, TypeError, ValueError, IndexError) as error:
         msg = f"{path} is damaged: not a valid plan ({error!r})"
         raise DamagedFileError(msg) from error
-
-
-def _parse(path: Path) -> Any:
-    with os.fdopen(open_file(path), "rb") as stream:
-        return parse_json(stream.read(), path)
-
-
-def _ranks_of(source: Path) -> tuple[Path, ...]:
-    """Return the directories `rank_*` in the order of their numbers."""
-    if not source.is_dir():
-        return ()
-    found = [
-        (int(match[1]), path) for path in source.iterdir() if (match := _RANK.fullmatch(path.name)) and path.is_dir()
-    ]
-    return tuple(path for _, path in sorted(found))
 
 
 def _merge_plan(name: dict[str, Any], ranks: Sequence[Path]) -> _Plan:
@@ -496,48 +472,15 @@ def _split_plan(name: dict[str, Any], source: Path, count: int) -> _Plan:
 
 def _step(index: DirectoryIndex, number: int, new: int) -> _Step:
     """Check the size of a file before anything is changed; if its size is unknown, check its header."""
-    info, known, format_name = index.infos[number], index.entries.get(number), index.head.trajectory_format
-    path = index.directory / info.file_name(format_name)
+    known = None
     try:
-        if known is not None:
-            _check_size(path, known)
-        elif format_name == "pkl":
-            _check_end_of_pickle(path)
+        if index.head.trajectory_format == "pkl" and number not in index.entries:
+            index.check_end(number)
         else:
-            known = check_header(index, number, allow_pickle=False)
+            known = index.check(number, allow_pickle=False)
     except OstinatoError as error:
         msg = f"{error}: nothing was touched"
         raise (MissingFileError if isinstance(error, FileNotFoundError) else DamagedFileError)(msg) from error
     count_progress(1, TRAJECTORIES)  # the plan has no total yet: only a bar shows it
-    moved = info._replace(trajectory_id=new)
-    return _Step(path, moved, None if known is None else replace(known, info=moved))
-
-
-def _check_size(path: Path, known: Entry | None) -> None:
-    """Check that a file exists, is a regular file, and has the size in the index.
-
-    Raises:
-        DamagedFileError: It does not; the message names the file.
-    """
-    fd = open_file(path)
-    try:
-        size = os.fstat(fd).st_size
-    finally:
-        os.close(fd)
-    if known is not None and known.file is not None and known.file.nbytes != size:
-        _damaged(path, f"{size} bytes, but the index has {known.file.nbytes} (run ostinato verify for details)")
-
-
-def _check_end_of_pickle(path: Path) -> None:
-    """Check that a pickle ends with the opcode STOP, without unpickling it."""
-    fd = open_file(path)
-    try:
-        if pread(fd, 1, max(os.fstat(fd).st_size - 1, 0)) != b".":
-            _damaged(path, "the pickle is truncated")
-    finally:
-        os.close(fd)
-
-
-def _damaged(path: Path, problem: str) -> NoReturn:
-    msg = f"{path} is damaged: {problem}"
-    raise DamagedFileError(msg)
+    moved = index.infos[number]._replace(trajectory_id=new)
+    return _Step(index.path(number), moved, None if known is None else replace(known, info=moved))

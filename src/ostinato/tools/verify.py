@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ostinato.durable import CheckpointReader, read_manifest
 from ostinato.durable.arrays import read_runs, verify_file
-from ostinato.durable.files import open_file
-from ostinato.durable.manifest import MANIFEST_NAME, data_files, parse_json
+from ostinato.durable.manifest import MANIFEST_NAME, data_files
 from ostinato.durable.progress import BYTES, TRAJECTORIES, Progress
-from ostinato.durable.tensorfile import file_checksum
 from ostinato.errors import CheckpointNotFoundError, DamagedFileError, OstinatoError
 from ostinato.tools.compact import format_name
 from ostinato.tools.groups import check_groups
-from ostinato.tools.inspect import kind_of, unlisted
-from ostinato.trajectories.index import INDEX, JOURNAL, METADATA, STORE, DirectoryIndex, Entry, id_of_name, read_index
+from ostinato.tools.inspect import kind_of
+from ostinato.trajectories.index import INDEX, METADATA, STORE, UnverifiedError, read_index, trajectory_files
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable
 
     from ostinato.durable.progress import ProgressOption
-    from ostinato.durable.tensorfile import Header
 
 _PICKLE_ADVICE = "reading a pickle executes the code in it: give allow_pickle=True if you trust it"
-
-
-class _NoChecksumError(DamagedFileError):
-    """Nothing tells whether a file is damaged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,16 +103,16 @@ def verify(
         try:
             index = read_index(root, strict=False)
         except DamagedFileError as error:
-            return _only_damage(root, "trajectories", INDEX, str(error), _trajectory_files(root))
+            return _only_damage(root, "trajectories", INDEX, str(error), tuple(trajectory_files(root)))
         bar.begin(len(index.infos))
-        damage = [Damage(STORE, None, index.damage)] if index.damage else []
-        damage += _metadata_damage(index)
-        for number, info in index.infos.items():
-            name = info.file_name(index.head.trajectory_format)
+        problems = ((STORE, index.damage), (METADATA, index.metadata_problem()))
+        damage = [Damage(name, None, problem) for name, problem in problems if problem]
+        for number in index.infos:
+            name = index.path(number).name
             try:
-                read, compared = check_file(index, number, allow_pickle=allow_pickle)
+                read, compared = index.verify(number, allow_pickle=allow_pickle)
                 files, nbytes, checksums = files + 1, nbytes + read, checksums + compared
-            except _NoChecksumError:
+            except UnverifiedError:
                 unchecked.append(name)
             except (OstinatoError, OSError) as error:
                 damage.append(Damage(name, number, str(error)))
@@ -130,15 +123,11 @@ def verify(
         files,
         nbytes,
         checksums,
-        unlisted(index),
+        index.unlisted(),
         tuple(damage),
         tuple(unchecked),
         f"there is no checksum in the index, and {_PICKLE_ADVICE}" if unchecked else "",
     )
-
-
-def _trajectory_files(root: Path) -> tuple[str, ...]:
-    return tuple(sorted(path.name for path in root.iterdir() if id_of_name(path.name) is not None))
 
 
 def _only_damage(root: Path, kind: str, name: str, problem: str, unchecked: tuple[str, ...]) -> VerifyReport:
@@ -146,27 +135,6 @@ def _only_damage(root: Path, kind: str, name: str, problem: str, unchecked: tupl
     found = next((one for one in (STORE, METADATA) if f"{root / one} " in problem), name)
     because = f"only {name} says what {'it' if len(unchecked) == 1 else 'they'} must hold" if unchecked else ""
     return VerifyReport(str(root), kind, 0, 0, 0, (), (Damage(found, None, problem),), unchecked, because)
-
-
-def _metadata_damage(index: DirectoryIndex) -> list[Damage]:
-    """Compare the counts in the metadata with the index. While there is a journal, the metadata may be older."""
-    path = index.directory / METADATA
-    if not path.exists() or (index.directory / JOURNAL).exists():
-        return []
-    with os.fdopen(open_file(path), "rb") as stream:
-        meta = parse_json(stream.read(), path)
-    expected = {
-        "size": len(index.infos),
-        "total_samples": sum(info.num_samples for info in index.infos.values()),
-    }
-    wrong = [
-        f"{key} is {str(meta.get(key))[:40]}, but the index has {n}"
-        for key, n in expected.items()
-        if meta.get(key) != n
-    ]
-    if type(meta.get("trajectory_counter")) is int and meta["trajectory_counter"] <= max(index.infos, default=-1):
-        wrong.append(f"trajectory_counter is {meta['trajectory_counter']}, but must be above every id")
-    return [Damage(METADATA, None, "; ".join(wrong))] if wrong else []
 
 
 def _verify_checkpoint(root: Path, progress: ProgressOption) -> VerifyReport:
@@ -204,57 +172,3 @@ def _damage_of(name: str, read: Callable[[], Any]) -> list[Damage]:
     except (OstinatoError, OSError) as error:
         return [Damage(name, None, str(error))]
     return []
-
-
-def check_header(index: DirectoryIndex, number: int, *, allow_pickle: bool) -> Entry:
-    """Read the header of a file and compare it with the index; a `pkl` file is unpickled.
-
-    Returns:
-        The trajectory, without a checksum.
-
-    Raises:
-        DamagedFileError: The file is missing, damaged, or does not match the index.
-        SchemaError: The file is not a trajectory.
-    """
-    entry, header = index.inspect(number, allow_pickle=allow_pickle)
-    for name in ("model_weights_id", "max_episode_length"):
-        _compare(entry.path(), header, name, getattr(entry.info, name))
-    return entry
-
-
-def _compare(path: Path, header: Header, name: str, expected: object) -> None:
-    """Compare an entry of the file with the index, if the file has it: files of equal shape may have been swapped."""
-    found = header.plain.get((name,))
-    if type(found) is type(expected) and found != expected:
-        msg = f"{path} has the {name} {str(found)[:200]!r}, but the index has {str(expected)!r}: files were swapped"
-        raise DamagedFileError(msg)
-
-
-def check_file(index: DirectoryIndex, number: int, *, allow_pickle: bool) -> tuple[int, bool]:
-    """Read a file and verify everything that can be verified.
-
-    Args:
-        index: The index of the directory.
-        number: Id of the trajectory.
-        allow_pickle: Allow unpickling; otherwise only the checksum in the index is verified for a `pkl` file.
-
-    Returns:
-        Its size in bytes, and whether a checksum was verified: one in the index, or those in a `pt` file.
-
-    Raises:
-        DamagedFileError: The file is missing, damaged, does not match the index, or is a pickle without a checksum.
-        SchemaError: The file is not a trajectory.
-    """
-    form, info, known = index.head.trajectory_format, index.infos[number], index.entries.get(number)
-    path = index.directory / info.file_name(form)
-    checksum = file_checksum(path, form, deep=True)
-    kept = "" if known is None or known.file is None else known.file.checksum
-    if kept and checksum != kept:
-        msg = f"{path} has the checksum {checksum}, {kept} expected: restore the file from a copy"
-        raise DamagedFileError(msg)
-    if form != "pkl" or allow_pickle:
-        check_header(index, number, allow_pickle=allow_pickle)
-    elif not kept:
-        msg = f"{path} cannot be verified: there is no checksum in the index, and {_PICKLE_ADVICE}"
-        raise _NoChecksumError(msg)
-    return path.stat().st_size, bool(kept) or form == "pt"

@@ -7,20 +7,18 @@ import os
 import time
 import warnings
 import weakref
-from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex, final
 
 from ostinato.core.kinds import require_eager
+from ostinato.core.options import check_choice, check_integer
 from ostinato.durable.files import new_token
 from ostinato.durable.progress import TRAJECTORIES, Progress, bar_only, finish
-from ostinato.durable.tensorfile import check_format, check_tree, flatten
+from ostinato.durable.tensorfile import check_format, check_tree
 from ostinato.errors import CheckpointError, DamagedFileError, EmptyBufferError, KindError, OptionError, SlotError
 from ostinato.trajectories import checkpoint
-from ostinato.trajectories.checkpoint import BufferState, Snapshot
-from ostinato.trajectories.gather import gather
-from ostinato.trajectories.index import MAX_ID, Entry, TrajectoryData, TrajectoryInfo, has_index, is_seed, read_index
-from ostinato.trajectories.layout import Field, make_layout
+from ostinato.trajectories.checkpoint import BufferState
+from ostinato.trajectories.index import MAX_ID, Entry, has_index, is_seed, read_index
 from ostinato.trajectories.saver import SaveGroup
 from ostinato.trajectories.store import Store, StoreOptions
 from ostinato.trajectories.trajectory import Trajectory, as_trajectory, owned_tree
@@ -37,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TrajectoryReplayBuffer"]
 
-_MAX_CHUNKS = 2**31 - 1
+_MAX_CHUNKS = 2**31
 
 
 @final
@@ -100,33 +98,31 @@ class TrajectoryReplayBuffer:
                 trajectories of another format or a damaged index.
         """
         check_format(trajectory_format, allow_pickle=allow_pickle)
-        _check_counts(cache_size=cache_size, save_queue_size=save_queue_size, max_open_files=max_open_files)
-        if type(sample_window_size) is not int or sample_window_size < 0:
-            msg = f"sample_window_size must be 0 (all) or more, got {sample_window_size!r}"
-            raise OptionError(msg)
-        if cache_bytes is not None and (type(cache_bytes) is not int or cache_bytes < 0 or not enable_cache):
-            msg = f"cache_bytes must be None, or 0 or more with enable_cache=True, got {cache_bytes!r}"
-            raise OptionError(msg)
+        cache_size = check_integer("cache_size", cache_size, 1, OptionError)
+        self._window = check_integer("sample_window_size", sample_window_size, 0, OptionError)
+        if cache_bytes is not None:
+            cache_bytes = check_integer("cache_bytes", cache_bytes, 0, OptionError)
+            if not enable_cache:
+                msg = f"cache_bytes={cache_bytes} needs enable_cache=True: there is no cache"
+                raise OptionError(msg)
         if not is_seed(seed):
             msg = f"seed must be an integer of 64 bits, got {seed!r}"
             raise OptionError(msg)
         with Progress(progress, "open", 0, unit=TRAJECTORIES):
             directory = _directory(auto_save_path, trajectory_format, auto_save=auto_save)
-        self._window = sample_window_size
         self._state = BufferState(seed, trajectory_format)
-        size = cache_size if enable_cache else 0
         options = StoreOptions(
             directory,
             auto_save,
-            cache_size=size,
+            cache_size=cache_size if enable_cache else 0,
             cache_bytes=cache_bytes,
-            queue_size=save_queue_size,
-            open_files=max_open_files,
+            queue_size=check_integer("save_queue_size", save_queue_size, 1, OptionError),
+            open_files=check_integer("max_open_files", max_open_files, 1, OptionError),
             allow_pickle=allow_pickle,
             bar=bar_only(progress),
         )
         self._store = Store(options, self._state)
-        self._trajectories = TrajectoryList(sample_window_size)
+        self._trajectories = TrajectoryList(self._window)
         self._finalizer = weakref.finalize(self, self._store.end)
 
     def __len__(self) -> int:
@@ -242,15 +238,13 @@ class TrajectoryReplayBuffer:
             CheckpointError: A trajectory could not be saved in the background; it is tried again.
         """
         require_eager("sampling")
-        count = _count_of("num_chunks", num_chunks)
-        if missing not in {"raise", "drop"}:
-            msg = f"missing must be 'raise' or 'drop', got {missing!r}"
-            raise OptionError(msg)
+        count = check_integer("num_chunks", num_chunks, 1, OptionError, below=_MAX_CHUNKS)
+        check_choice("missing", missing, ("raise", "drop"))
         self._store.check()
         while True:
             trajectories, fields, drawn = self._draw(count, replace=replace, drop=missing == "drop")
             try:
-                return gather(drawn, fields, self._store.sources)
+                return self._store.rows.read(drawn, fields)
             except DamagedFileError:
                 if self._trajectories is trajectories:
                     raise
@@ -340,9 +334,8 @@ class TrajectoryReplayBuffer:
                 self._save_in_place(target)
                 return
             with self._store.lock:
-                snapshots = [Snapshot(entry, entry.data, entry.file) for entry in self._trajectories.entries]
-                head = self._state.head()
-            checkpoint.save(target, head, snapshots)
+                entries, head = [copy.copy(entry) for entry in self._trajectories.entries], self._state.head()
+            checkpoint.save(target, head, entries)
 
     def _save_in_place(self, target: Path) -> None:
         self._store.prepare()
@@ -385,22 +378,22 @@ class TrajectoryReplayBuffer:
             CheckpointError: The files are pickles and `allow_pickle` is False.
             DamagedFileError: A file is missing or damaged; the message names it and the id.
         """
-        if on_damage not in {"raise", "skip"}:
-            msg = f"on_damage must be 'raise' or 'skip', got {on_damage!r}"
-            raise OptionError(msg)
+        check_choice("on_damage", on_damage, ("raise", "skip"))
         rank, ranks = _rank(is_distributed, local_rank, world_size)
         path = Path(load_path).absolute()
         allow_pickle = self._store.options.allow_pickle
         with Progress(progress, "load", unit=TRAJECTORIES):
             self._store.flush()
-            loaded = checkpoint.load(path, allow_pickle=allow_pickle, rank=rank, ranks=ranks, on_damage=on_damage)
+            state, entries = checkpoint.load(
+                path, allow_pickle=allow_pickle, rank=rank, ranks=ranks, on_damage=on_damage
+            )
         own = self.auto_save_path
         if own is not None:
-            _check_same_format(own, loaded.head.trajectory_format)
+            _check_same_format(own, state.format_name)
         with self._store.lock:
             before, self._trajectories = self._trajectories.entries, TrajectoryList(self._window)
-            self._trajectories.append(loaded.entries)
-            self._state.restore(loaded.head, loaded.generator, self._store.lowest_free_id())
+            self._trajectories.append(entries)
+            self._state.restore(state, self._store.lowest_free_id())
             self._store.empty_cache()
         self._store.forget(before, unlist=False)
 
@@ -448,31 +441,7 @@ def _new_entry(value: object, format_name: str, where: str) -> Entry:
     """Copy a rollout and check that it can be saved. The id is set later."""
     tree = owned_tree(as_trajectory(value), where)
     check_tree(tree, format_name, where)
-    fields = [
-        Field(path, str(leaf.dtype).removeprefix("torch."), tuple(leaf.shape))
-        for path, leaf in flatten(tree, where=where).items()
-        if hasattr(leaf, "untyped_storage")
-    ]
-    layout = make_layout(fields, where)
-    info = TrajectoryInfo(0, layout.num_samples, tree["max_episode_length"], layout.shape, tree["model_weights_id"])
-    return Entry(info, layout, data=TrajectoryData(tree, layout))
-
-
-def _count_of(name: str, value: SupportsIndex) -> int:
-    """Return a count as an int; NumPy integers are accepted."""
-    count = index(value) if hasattr(value, "__index__") and not isinstance(value, bool) else 0
-    if not 1 <= count <= _MAX_CHUNKS:
-        msg = f"{name} must be a number of 1 or more (at most {_MAX_CHUNKS}), got {value!r:.80}"
-        raise OptionError(msg)
-    return count
-
-
-def _check_counts(**counts: object) -> None:
-    for name, count in counts.items():
-        if type(count) is not int or count < 1:
-            hint = " (enable_cache=False keeps none)" if name == "cache_size" else ""
-            msg = f"{name} must be 1 or more{hint}, got {count!r}"
-            raise OptionError(msg)
+    return Entry.of_tree(tree, where)
 
 
 def _rank(is_distributed: bool, local_rank: int, world_size: int) -> tuple[int, int]:  # noqa: FBT001
@@ -481,8 +450,9 @@ def _rank(is_distributed: bool, local_rank: int, world_size: int) -> tuple[int, 
             msg = f"local_rank={local_rank} and world_size={world_size} need is_distributed=True"
             raise OptionError(msg)
         return 0, 1
-    if type(local_rank) is not int or type(world_size) is not int or world_size < 1 or not 0 <= local_rank < world_size:
-        msg = f"local_rank must be in [0, world_size), both integers, got {local_rank!r} of {world_size!r}"
+    check_integer("world_size", world_size, 1, OptionError)
+    if check_integer("local_rank", local_rank, 0, OptionError) >= world_size:
+        msg = f"local_rank must be in [0, {world_size}), below world_size, got {local_rank}"
         raise OptionError(msg)
     return local_rank, world_size
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Literal, NamedTuple, final
+from typing import TYPE_CHECKING, Literal, final
 
 import torch
 
 from ostinato.durable import progress
 from ostinato.durable.files import link_or_copy, new_directory
 from ostinato.durable.progress import TRAJECTORIES
-from ostinato.durable.tensorfile import write_tree
-from ostinato.errors import CheckpointError, DamagedFileError
-from ostinato.trajectories.index import Entry, Head, SavedFile, read_index, write_index
+from ostinato.errors import DamagedFileError
+from ostinato.trajectories.index import Entry, Head, read_index, write_index
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,9 +19,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ostinato.trajectories.index import TrajectoryData
-
-__all__ = ["BufferState", "LoadedCheckpoint", "Snapshot", "load", "save"]
+__all__ = ["BufferState", "load", "save"]
 
 
 @final
@@ -31,79 +28,52 @@ class BufferState:
 
     __slots__ = ("counter", "format_name", "generator", "seed")
 
-    def __init__(self, seed: int, format_name: str) -> None:
+    def __init__(self, seed: int, format_name: str, counter: int = 0, generator: torch.Generator | None = None) -> None:
         self.seed = seed
-        self.counter = 0
-        """The next id."""
         self.format_name = format_name
-        self.generator = torch.Generator().manual_seed(seed)
+        self.counter = counter
+        """The next id."""
+        self.generator = torch.Generator().manual_seed(seed) if generator is None else generator
 
     def head(self) -> Head:
         """Return the head of an index, with a copy of the generator's state."""
         return Head(self.format_name, self.counter, self.seed, self.generator.get_state())
 
-    def restore(self, head: Head, generator: torch.Generator, lowest_free_id: int) -> None:
+    def restore(self, loaded: BufferState, lowest_free_id: int) -> None:
         """Continue from a checkpoint; ids that were given before are not reused."""
-        self.generator, self.seed, self.format_name = generator, head.seed, head.trajectory_format
-        self.counter = max(self.counter, head.counter, lowest_free_id)
+        self.generator, self.seed, self.format_name = loaded.generator, loaded.seed, loaded.format_name
+        self.counter = max(self.counter, loaded.counter, lowest_free_id)
 
 
-class Snapshot(NamedTuple):
-    """An entry at the time of a checkpoint; it may be saved, or leave memory, while the checkpoint is written."""
-
-    entry: Entry
-    data: TrajectoryData | None
-    file: SavedFile | None
-
-
-def save(path: Path, head: Head, snapshots: Sequence[Snapshot]) -> None:
+def save(path: Path, head: Head, entries: Sequence[Entry]) -> None:
     """Write trajectories into a new directory; files are linked, or copied if the file system cannot link.
 
     Args:
         path: The directory.
         head: Format, counter, seed and generator.
-        snapshots: The trajectories.
+        entries: The trajectories, copies: those of a buffer may leave memory meanwhile. They become those of `path`.
 
     Raises:
         CheckpointError: The path exists and is not an empty directory.
         DamagedFileError: A file is missing.
         StorageMemoryError: The disk is full; nothing is left at `path`.
     """
-    progress.begin(len(snapshots), TRAJECTORIES)
+    progress.begin(len(entries), TRAJECTORIES)
     with new_directory(path) as temporary:
-        saved = []
-        for snapshot in snapshots:
-            saved.append(_save_entry(temporary, head.trajectory_format, *snapshot))
+        for entry in entries:
+            if entry.file is None:
+                entry.file = entry.write(temporary, head.trajectory_format, sync=True)
+            else:
+                link_or_copy(entry.path(), temporary / entry.info.file_name(head.trajectory_format))
+            entry.data = None
             progress.count(1, TRAJECTORIES)
         progress.finish(TRAJECTORIES)
-        write_index(temporary, head, {entry.id: entry.info for entry in saved}, saved)
-
-
-def _save_entry(
-    directory: Path, format_name: str, entry: Entry, data: TrajectoryData | None, file: SavedFile | None
-) -> Entry:
-    target = directory / entry.info.file_name(format_name)
-    if file is not None:
-        link_or_copy(entry.path(), target)
-        return Entry(entry.info, entry.layout, file)
-    if data is None:
-        msg = f"trajectory {entry.id} is neither in memory nor on disk"
-        raise CheckpointError(msg)
-    header, checksum = write_tree(target, data.tree, format_name, sync=True)
-    return Entry(entry.info, entry.layout, SavedFile.of(directory, format_name, header, entry.layout, checksum))
-
-
-class LoadedCheckpoint(NamedTuple):
-    """Head of the directory, trajectories of this rank, and a generator that continues where the saved one stopped."""
-
-    head: Head
-    entries: list[Entry]
-    generator: torch.Generator
+        write_index(temporary, head, {entry.id: entry.info for entry in entries}, entries)
 
 
 def load(
     path: Path, *, allow_pickle: bool, rank: int, ranks: int, on_damage: Literal["raise", "skip"]
-) -> LoadedCheckpoint:
+) -> tuple[BufferState, list[Entry]]:
     """Read the index of a directory and check its files, without reading their rows.
 
     Args:
@@ -112,6 +82,9 @@ def load(
         rank: Which contiguous share of the trajectories to take, in `[0, ranks)`; sizes differ by at most one.
         ranks: Number of shares.
         on_damage: Raise for missing or damaged files, or skip them with a warning.
+
+    Returns:
+        The state, whose generator continues where the saved one stopped, and the trajectories of this rank.
 
     Raises:
         CheckpointNotFoundError: The directory holds no trajectories.
@@ -142,7 +115,8 @@ def load(
         first = "; ".join(str(error) for _, error in damage[:5])
         msg = f"{path}: {len(damage)} damaged trajectories were left out (ids {[n for n, _ in damage[:20]]}): {first}"
         warnings.warn(msg, RuntimeWarning, stacklevel=3)
-    return LoadedCheckpoint(index.head, entries, _generator_of(index.head, rank, ranks, path))
+    head = index.head
+    return BufferState(head.seed, head.trajectory_format, head.counter, _generator_of(head, rank, ranks, path)), entries
 
 
 def _generator_of(head: Head, rank: int, ranks: int, where: object) -> torch.Generator:

@@ -12,7 +12,6 @@ import json
 import math
 import os
 import re
-import stat
 import time
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -22,11 +21,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ostinato.durable.arrays import DTYPES, check_shape, raw_view
-from ostinato.durable.files import atomic_write, fsync_dir, open_file
+from ostinato.durable.arrays import DTYPES, check_shape, dtype_name, raw_view
+from ostinato.durable.files import atomic_write, damaged, file_size, fsync_dir, open_file, opened, pread
 from ostinato.durable.manifest import canonical, parse_json, read_lines, write_lines
 from ostinato.durable.progress import TRAJECTORIES, count, counted
-from ostinato.durable.tensorfile import FORMATS, Placed, check_format, flatten, read_header
+from ostinato.durable.tensorfile import (
+    FORMATS,
+    Placed,
+    check_format,
+    file_checksum,
+    flatten,
+    read_header,
+    read_tree,
+    write_tree,
+)
 from ostinato.errors import (
     CheckpointError,
     CheckpointNotFoundError,
@@ -57,12 +65,16 @@ __all__ = [
     "SavedFile",
     "TrajectoryData",
     "TrajectoryInfo",
+    "UnverifiedError",
+    "check_size",
     "entry_lines",
     "has_index",
     "id_of_name",
     "is_seed",
-    "layout_of",
+    "rank_directories",
     "read_index",
+    "read_object",
+    "trajectory_files",
     "write_index",
 ]
 
@@ -78,6 +90,7 @@ _VERSION = [1, 0]
 _READ_TIMEOUT_S = 30.0
 """How long a reader retries while another process replaces the files; a fixed number of retries may not suffice."""
 _NAME = re.compile(r"trajectory_(\d{1,18})_.*", re.DOTALL)
+_RANK = re.compile(r"rank_(\d+)")
 _INFO_KEYS = ("num_samples", "trajectory_id", "max_episode_length", "shape", "model_weights_id")
 
 
@@ -88,10 +101,14 @@ class TrajectoryInfo(NamedTuple):
     """The record of a trajectory in `trajectory_index.json`."""
 
     trajectory_id: int
-    num_samples: int
     max_episode_length: int
     shape: tuple[int, ...]
     model_weights_id: str
+
+    @property
+    def num_samples(self) -> int:
+        """Number of transitions, T * B."""
+        return self.shape[0] * self.shape[1]
 
     def file_name(self, format_name: str) -> str:
         """Return the name of its file, `trajectory_{id}_{weights}.{format}`."""
@@ -114,20 +131,18 @@ class TrajectoryInfo(NamedTuple):
             DamagedFileError: A value is missing or invalid.
         """
         if not isinstance(node, dict) or not set(_INFO_KEYS) <= set(node):
-            msg = f"{where} is damaged: trajectory {str(key)[:40]} lacks one of {', '.join(_INFO_KEYS)}"
-            raise DamagedFileError(msg)
+            damaged(where, f"trajectory {str(key)[:40]} lacks one of {', '.join(_INFO_KEYS)}")
         number, shape, length = node["trajectory_id"], check_shape(node["shape"]), node["max_episode_length"]
         good = type(number) is int and 0 <= number <= MAX_ID and str(number) == str(key)
         good = good and shape is not None and len(shape) >= 2 and type(length) in {int, type(None)}
         if not good or shape is None or node["num_samples"] != shape[0] * shape[1] or shape[0] * shape[1] < 1:
-            msg = f"{where} is damaged: trajectory {str(key)[:40]} has {str(node)[:300]}"
-            raise DamagedFileError(msg)
+            damaged(where, f"trajectory {str(key)[:40]} has {str(node)[:300]}")
         try:  # RLinf writes an empty text if the user named no weights
             weights = check_weights_id(node["model_weights_id"]) if node["model_weights_id"] != "" else ""
         except OptionError as error:
             msg = f"{where}: trajectory {number}: {error}"
             raise DamagedFileError(msg) from error
-        return cls(number, shape[0] * shape[1], length or 0, shape, weights)
+        return cls(number, length or 0, shape, weights)
 
 
 class SavedFile(NamedTuple):
@@ -176,9 +191,7 @@ class TrajectoryData:
         leaves = flatten(tree, where="trajectory")
         self.tree = tree
         self.rows: tuple[np.ndarray, ...] = tuple(
-            np.frombuffer(raw_view(leaves[field.path]), dtype=np.uint8).reshape(math.prod(field.shape[:2]), -1)
-            if field.row_bytes
-            else np.empty((math.prod(field.shape[:2]), 0), dtype=np.uint8)
+            np.frombuffer(raw_view(leaves[field.path]), np.uint8).reshape(math.prod(field.shape[:2]), field.row_bytes)
             for field in layout.fields
         )
         """Bytes of each field of the layout, uint8 `[rows * B, bytes of a row]`."""
@@ -196,6 +209,23 @@ class Entry:
     data: TrajectoryData | None = None
     cached: bool = False
     """Whether the cache keeps `data` after the trajectory is saved."""
+
+    @classmethod
+    def of_tree(cls, tree: dict[str, Any], where: object) -> Entry:
+        """Return a trajectory in memory; its id is set later. No copy.
+
+        Args:
+            tree: Nested dicts of contiguous CPU tensors and plain values, as `owned_tree` returns them.
+            where: What error messages begin with.
+
+        Raises:
+            SchemaError: It is no trajectory.
+        """
+        leaves = flatten(tree, where=where).items()
+        fields = [Field(path, dtype_name(v.dtype), tuple(v.shape)) for path, v in leaves if isinstance(v, Tensor)]
+        layout = make_layout(fields, where)
+        info = TrajectoryInfo(0, tree["max_episode_length"], layout.shape, tree["model_weights_id"])
+        return cls(info, layout, data=TrajectoryData(tree, layout))
 
     @property
     def id(self) -> int:
@@ -222,6 +252,34 @@ class Entry:
         file = self.require_file()
         return file.directory / self.info.file_name(file.format_name)
 
+    def write(self, directory: Path, format_name: str, *, sync: bool) -> SavedFile:
+        """Write a trajectory that is in memory to a new file; see `write_tree`.
+
+        Raises:
+            CheckpointError: It is not in memory.
+            StorageMemoryError: The disk is full.
+        """
+        data = self.data
+        if data is None:
+            msg = f"trajectory {self.id} is neither in memory nor on disk"
+            raise CheckpointError(msg)
+        path = directory / self.info.file_name(format_name)
+        header, checksum = write_tree(path, data.tree, format_name, sync=sync)
+        return SavedFile.of(directory, format_name, header, self.layout, checksum)
+
+    def read(self, *, allow_pickle: bool) -> TrajectoryData:
+        """Return the whole trajectory, from memory or from its file.
+
+        Raises:
+            DamagedFileError: The file is missing or damaged.
+            OptionError: It is a pickle, and `allow_pickle` is False.
+        """
+        data = self.data
+        if data is not None:
+            return data
+        tree = read_tree(self.path(), self.require_file().format_name, allow_pickle=allow_pickle)
+        return TrajectoryData(tree, self.layout)
+
     def to_json(self, layout_number: int) -> dict[str, Any]:
         """Return the line of a saved trajectory."""
         file = self.require_file()
@@ -234,21 +292,6 @@ class Entry:
             "offsets": list(file.offsets),
             "strides": None if file.strides is None else [None if s is None else list(s) for s in file.strides],
         }
-
-
-def id_of_name(name: str) -> int | None:
-    """Return the id in the name of a trajectory file; None for other files."""
-    match = _NAME.fullmatch(name)
-    return None if match is None else int(match[1])
-
-
-def layout_of(header: Header, where: object) -> Layout:
-    """Return the layout of the trajectory in a file.
-
-    Raises:
-        SchemaError: The file holds no trajectory.
-    """
-    return make_layout((Field(p.path, p.dtype, p.shape) for p in header.tensors), where)
 
 
 # -- the index of a directory -----------------------------------------------------------------------------------------
@@ -290,8 +333,7 @@ class Head(NamedTuple):
             DamagedFileError: It is not such a line.
         """
         if node.get("format") != _FORMAT or not isinstance(node.get("version"), list):
-            msg = f"{path} is damaged: its first line is not that of a list of trajectories"
-            raise DamagedFileError(msg)
+            damaged(path, "its first line is not that of a list of trajectories")
         if node["version"][:1] != _VERSION[:1]:
             msg = f"{path} has format version {str(node['version'])[:20]}; this release reads version {_VERSION[0]}"
             raise CheckpointError(msg)
@@ -299,25 +341,61 @@ class Head(NamedTuple):
             state = node["generator"]
             if state is not None:
                 state = torch.tensor(list(base64.b64decode(state)), dtype=torch.uint8, device="cpu")
-            head = cls(node["trajectory_format"], node["counter"], node["seed"], state)
-            good = head.trajectory_format in FORMATS and _is_counter(head.counter) and is_seed(head.seed)
+            return cls(node["trajectory_format"], node["counter"], node["seed"], state).checked(path)
         except (KeyError, TypeError, ValueError) as error:
+            if isinstance(error, DamagedFileError):
+                raise
             msg = f"{path} is damaged: its first line ({error!r})"
             raise DamagedFileError(msg) from error
-        if not good:
-            msg = f"{path} is damaged: its first line"
-            raise DamagedFileError(msg)
-        return head
 
+    def checked(self, path: Path) -> Self:
+        """Return it if its values are valid; `path` is the file that they are from.
 
-def _is_counter(value: object) -> TypeGuard[int]:
-    """Tell whether a value may be the next id."""
-    return type(value) is int and 0 <= value <= MAX_ID + 1
+        Raises:
+            DamagedFileError: A value is not.
+        """
+        name, counter, seed, _ = self
+        if name not in FORMATS or not is_seed(seed) or type(counter) is not int or not 0 <= counter <= MAX_ID + 1:
+            damaged(path, f"format {str(name)[:40]!r}, seed {str(seed)[:40]}, counter {str(counter)[:40]}")
+        return self
 
 
 def is_seed(value: object) -> TypeGuard[int]:
     """Tell whether a value may seed a generator: an integer of 64 bits."""
     return type(value) is int and -(2**63) <= value < 2**63
+
+
+def trajectory_files(directory: Path) -> dict[str, int]:
+    """Return the ids in the names of the trajectory files of a directory, by name, sorted; listed files or not."""
+    names = sorted(path.name for path in directory.iterdir()) if directory.is_dir() else ()
+    return {name: number for name in names if (number := id_of_name(name)) is not None}
+
+
+def id_of_name(name: str) -> int | None:
+    """Return the id in the name of a trajectory file; None for other files."""
+    match = _NAME.fullmatch(name)
+    return None if match is None else int(match[1])
+
+
+def rank_directories(path: Path) -> list[Path]:
+    """Return the directories `rank_0`, `rank_1` and so on in a directory, in the order of their numbers."""
+    found = [(int(match[1]), one) for one in path.glob("rank_*") if (match := _RANK.fullmatch(one.name))]
+    return [one for _, one in sorted(found) if one.is_dir()]
+
+
+def check_size(path: Path, entry: Entry | None) -> None:
+    """Check that there is a regular file at a path, of the size of an entry if that is given.
+
+    Raises:
+        DamagedFileError: There is not.
+    """
+    size = file_size(path)
+    if entry is not None and size != (expected := entry.require_file().nbytes):
+        damaged(path, f"{size} bytes, but the index has {expected} (run ostinato verify for details)")
+
+
+class UnverifiedError(DamagedFileError):
+    """Nothing tells whether a file is damaged."""
 
 
 @final
@@ -360,50 +438,123 @@ class DirectoryIndex:
             )
             raise CheckpointError(msg)
 
+    def path(self, number: int) -> Path:
+        """Return the path of the file of a trajectory."""
+        return self.directory / self.infos[number].file_name(self.head.trajectory_format)
+
+    def unlisted(self) -> tuple[str, ...]:
+        """Return the names of trajectory files that are not in the index."""
+        listed = {self.path(number).name for number in self.infos}
+        return tuple(name for name in trajectory_files(self.directory) if name not in listed)
+
     def check_files(self, ids: Iterable[int], *, allow_pickle: bool) -> Iterator[tuple[int, Entry | DamagedFileError]]:
-        """Check the file of each trajectory: its size, or its header if the size is unknown.
+        """Check the file of each trajectory; see `check`.
 
         Yields:
             The id, with the entry or with the error.
         """
         for number in ids:
             try:
-                yield number, self._check_file(number, allow_pickle=allow_pickle)
+                yield number, self.check(number, allow_pickle=allow_pickle)
             except OstinatoError as error:
                 kind = MissingFileError if isinstance(error, FileNotFoundError) else DamagedFileError
                 yield number, kind(f"trajectory {number}: {error}")
 
-    def _check_file(self, number: int, *, allow_pickle: bool) -> Entry:
+    def check(self, number: int, *, allow_pickle: bool) -> Entry:
+        """Check the size of a file, or its header if the size is unknown; see `inspect`.
+
+        Raises:
+            DamagedFileError: The file is missing or damaged, or does not match the index.
+        """
         entry = self.entries.get(number)
-        path = self.directory / self.infos[number].file_name(self.head.trajectory_format)
-        if entry is not None and entry.file is not None:
-            try:
-                status = os.lstat(path)
-            except FileNotFoundError as error:
-                msg = f"{path} is missing: restore it from a copy"
-                raise MissingFileError(msg) from error
-            if stat.S_ISREG(status.st_mode) and status.st_size == entry.file.nbytes:
-                return entry
-        return self.inspect(number, allow_pickle=allow_pickle)[0]
+        if entry is None:
+            return self.inspect(number, allow_pickle=allow_pickle)[0]
+        check_size(self.path(number), entry)
+        return entry
+
+    def check_end(self, number: int) -> None:
+        """Check that a pickle ends with the opcode STOP, without unpickling it.
+
+        Raises:
+            DamagedFileError: It is missing or does not.
+        """
+        path = self.path(number)
+        with opened(path) as fd:
+            if pread(fd, 1, max(os.fstat(fd).st_size - 1, 0)) != b".":
+                damaged(path, "the pickle is truncated")
 
     def inspect(self, number: int, *, allow_pickle: bool) -> tuple[Entry, Header]:
-        """Read the header of a file and compare its shape with the index; `pkl` files are unpickled.
+        """Read the header of a file and compare it with the index; `pkl` files are unpickled.
 
         Returns:
             The entry, without a checksum, and the header.
 
         Raises:
-            DamagedFileError: The file is missing or damaged, or has another shape.
+            DamagedFileError: The file is missing or damaged, or does not match the index.
             SchemaError: The file holds no trajectory.
         """
-        info, format_name = self.infos[number], self.head.trajectory_format
-        path = self.directory / info.file_name(format_name)
+        info, format_name, path = self.infos[number], self.head.trajectory_format, self.path(number)
         header = read_header(path, format_name, allow_pickle=allow_pickle)
-        layout = layout_of(header, path)
+        layout = make_layout((Field(p.path, p.dtype, p.shape) for p in header.tensors), path)
         if layout.shape != info.shape:
             msg = f"{path} holds {list(layout.shape)}, the index says {list(info.shape)}"
             raise DamagedFileError(msg)
+        for name in ("model_weights_id", "max_episode_length"):  # files of equal shape may have been swapped
+            found, expected = header.plain.get((name,)), getattr(info, name)
+            if type(found) is type(expected) and found != expected:
+                shown = f"{str(found)[:200]!r}, but the index has {str(expected)!r}"
+                msg = f"{path} has the {name} {shown}: files were swapped"
+                raise DamagedFileError(msg)
         return Entry(info, layout, SavedFile.of(self.directory, format_name, header, layout, "")), header
+
+    def verify(self, number: int, *, allow_pickle: bool) -> tuple[int, bool]:
+        """Read a file and verify everything that can be verified.
+
+        Args:
+            number: Id of the trajectory.
+            allow_pickle: Allow unpickling; otherwise only the checksum in the index is verified for a `pkl` file.
+
+        Returns:
+            Its size in bytes, and whether a checksum was verified: one in the index, or those in a `pt` file.
+
+        Raises:
+            DamagedFileError: The file is missing, damaged, or does not match the index.
+            UnverifiedError: It is a pickle without a checksum, and `allow_pickle` is False.
+            SchemaError: The file is not a trajectory.
+        """
+        format_name, known, path = self.head.trajectory_format, self.entries.get(number), self.path(number)
+        checksum = file_checksum(path, format_name, deep=True)
+        expected = "" if known is None else known.require_file().checksum
+        if expected and checksum != expected:
+            msg = f"{path} has the checksum {checksum}, {expected} expected: restore the file from a copy"
+            raise DamagedFileError(msg)
+        if format_name != "pkl" or allow_pickle:
+            self.inspect(number, allow_pickle=allow_pickle)
+        elif not expected:
+            msg = f"{path} cannot be verified: there is no checksum in the index"
+            raise UnverifiedError(msg)
+        return file_size(path), bool(expected) or format_name == "pt"
+
+    def metadata_problem(self) -> str:
+        """Return how the metadata contradict the index; empty if they do not, or may be older: while files are saved.
+
+        Raises:
+            DamagedFileError: The file cannot be read.
+        """
+        path = self.directory / METADATA
+        if not path.exists() or (self.directory / JOURNAL).exists():
+            return ""
+        found = read_object(path)
+        expected = _metadata(self.head, self.infos)
+        wrong = [
+            f"{key} is {str(found.get(key))[:40]}, but the index has {expected[key]}"
+            for key in ("size", "total_samples")
+            if found.get(key) != expected[key]
+        ]
+        counter = found.get("trajectory_counter")
+        if type(counter) is int and counter <= max(self.infos, default=-1):
+            wrong.append(f"trajectory_counter is {counter}, but must be above every id")
+        return "; ".join(wrong)
 
 
 def has_index(directory: Path) -> bool:
@@ -490,7 +641,7 @@ def _not_found(directory: Path) -> CheckpointError:
         if os.path.lexists(directory):
             return CheckpointError(f"no trajectories at {directory}: it is a file, give the directory that holds them")
         return CheckpointNotFoundError(f"no trajectories at {directory}: it does not exist")
-    ranks = sorted(path.parent.name for path in directory.glob(f"rank_*/{METADATA}"))
+    ranks = [path.name for path in rank_directories(directory) if has_index(path)]
     hint = f", but in {', '.join(ranks[:3])}: take one of these, or join them (ostinato merge)" if ranks else ""
     return CheckpointNotFoundError(
         f"no trajectories at {directory}: neither {METADATA} with {INDEX} nor {JOURNAL} is there{hint}"
@@ -508,27 +659,28 @@ def _read_json_files(directory: Path) -> tuple[Head | None, dict[int, Trajectory
             msg = f"{directory / missing} is missing, and {lonely.name} needs it: restore it from a copy"
             raise MissingFileError(msg)
         return None, {}
-    meta, node = _parse(metadata), _parse(path)
+    meta, node = read_object(metadata), read_object(path)
     index, order = node.get("trajectory_index"), node.get("trajectory_id_list")
-    name, seed, counter = (meta.get(key) for key in ("trajectory_format", "seed", "trajectory_counter"))
-    if name not in FORMATS or not is_seed(seed) or not _is_counter(counter):
-        msg = f"{metadata} is damaged: format {str(name)[:40]!r}, seed {str(seed)[:40]}, counter {str(counter)[:40]}"
-        raise DamagedFileError(msg)
+    values: Any = (meta.get(key) for key in ("trajectory_format", "trajectory_counter", "seed"))
+    head = Head(*values).checked(metadata)
     if not isinstance(index, dict) or not isinstance(order, list) or sorted(map(str, order)) != sorted(index):
-        msg = f"{path} is damaged: trajectory_index and trajectory_id_list must name the same trajectories"
-        raise DamagedFileError(msg)
+        damaged(path, "trajectory_index and trajectory_id_list must name the same trajectories")
     if not (directory / STORE).exists():  # whose lines are counted instead
         order = counted(order, TRAJECTORIES)
     infos = [TrajectoryInfo.from_json(number, index[str(number)], path) for number in order]
-    return Head(name, counter, seed), {info.trajectory_id: info for info in infos}
+    return head, {info.trajectory_id: info for info in infos}
 
 
-def _parse(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
+    """Read a file that holds a JSON object.
+
+    Raises:
+        DamagedFileError: It is missing or damaged.
+    """
     with os.fdopen(open_file(path), "rb") as stream:
         node = parse_json(stream.read(), path)
     if not isinstance(node, dict):
-        msg = f"{path} is damaged: no JSON object"
-        raise DamagedFileError(msg)
+        damaged(path, "no JSON object")
     return node
 
 
@@ -554,7 +706,7 @@ class _EntryFile:
         for node in lines:
             try:
                 self._apply(node)
-            except (KeyError, TypeError, ValueError) as error:
+            except (KeyError, TypeError, ValueError, OstinatoError) as error:
                 if isinstance(error, DamagedFileError):
                     raise
                 msg = f"{path} is damaged: the line {str(node)[:200]} ({error!r:.200})"
@@ -572,42 +724,31 @@ class _EntryFile:
             count(1, TRAJECTORIES)
 
     def _read_layout(self, node: dict[str, Any]) -> Layout:
-        try:
-            fields = []
-            for path, dtype, sizes in node["fields"]:
-                shape = check_shape(sizes)
-                if shape is None or dtype not in DTYPES or not path or not all(isinstance(key, str) for key in path):
-                    msg = f"field {str(path)[:80]}"
-                    raise ValueError(msg)
-                fields.append(Field(tuple(path), dtype, shape))
-            return make_layout(fields, self._path)
-        except (KeyError, TypeError, ValueError, OstinatoError) as error:
-            msg = f"{self._path} is damaged: a layout cannot be read ({str(error)[:200]})"
-            raise DamagedFileError(msg) from error
+        fields = []
+        for path, dtype, sizes in node["fields"]:
+            shape = check_shape(sizes)
+            if shape is None or dtype not in DTYPES or not path or not all(isinstance(key, str) for key in path):
+                msg = f"field {str(path)[:80]}"
+                raise ValueError(msg)
+            fields.append(Field(tuple(path), dtype, shape))
+        return make_layout(fields, self._path)
 
     def _read_entry(self, node: dict[str, Any]) -> Entry:
         """Read the line of a trajectory; fields that reach outside the file raise."""
-        try:
-            info = TrajectoryInfo.from_json(node["id"], node["facts"], self._path)
-            layout = self._layouts[node["of"]]
-            file = self._read_file(node)
-            if info.shape != layout.shape:
-                msg = "the shapes of the index and of the layout differ"
-                raise ValueError(msg)
-            fits = file.strides is None and all(  # the common case, checked quickly
-                0 <= offset <= file.nbytes - size for offset, size in zip(file.offsets, layout.field_bytes, strict=True)
-            )
-            if not fits:
-                strides = file.strides or (None,) * len(file.offsets)
-                for field, offset, step in zip(layout.fields, file.offsets, strides, strict=True):
-                    if offset != -1:
-                        Placed(field.path, field.dtype, field.shape, offset, step).check(file.nbytes, self._directory)
-        except DamagedFileError:
-            raise
-        except (KeyError, TypeError, ValueError) as error:
-            number = str(node.get("id"))[:40]
-            msg = f"{self._path} is damaged: the line of trajectory {number} ({str(error)[:200]})"
-            raise DamagedFileError(msg) from error
+        info = TrajectoryInfo.from_json(node["id"], node["facts"], self._path)
+        layout = self._layouts[node["of"]]
+        file = self._read_file(node)
+        if info.shape != layout.shape:
+            msg = "the shapes of the index and of the layout differ"
+            raise ValueError(msg)
+        fits = file.strides is None and all(  # the common case, checked quickly
+            0 <= offset <= file.nbytes - size for offset, size in zip(file.offsets, layout.field_bytes, strict=True)
+        )
+        if not fits:
+            strides = file.strides or (None,) * len(file.offsets)
+            for field, offset, step in zip(layout.fields, file.offsets, strides, strict=True):
+                if offset != -1:
+                    Placed(field.path, field.dtype, field.shape, offset, step).check(file.nbytes, self._directory)
         return Entry(info._replace(shape=layout.shape), layout, file)
 
     def _read_file(self, node: dict[str, Any]) -> SavedFile:
@@ -659,14 +800,17 @@ def write_index(
     write_lines(directory / STORE, (head.to_json(), *entry_lines(counted(entries, TRAJECTORIES), {})))
     index = {str(number): info.to_json() for number, info in infos.items()}
     atomic_write(directory / INDEX, canonical({"trajectory_index": index, "trajectory_id_list": list(infos)}))
-    meta = {
+    atomic_write(directory / METADATA, json.dumps(_metadata(head, infos)).encode())
+    for name in (_OLD_INDEX,) if keep_journal else (_OLD_INDEX, JOURNAL):
+        (directory / name).unlink(missing_ok=True)
+    fsync_dir(directory)
+
+
+def _metadata(head: Head, infos: dict[int, TrajectoryInfo]) -> dict[str, Any]:
+    return {
         "trajectory_format": head.trajectory_format,
         "size": len(infos),
         "total_samples": sum(info.num_samples for info in infos.values()),
         "trajectory_counter": head.counter,
         "seed": head.seed,
     }
-    atomic_write(directory / METADATA, json.dumps(meta).encode())
-    for name in (_OLD_INDEX,) if keep_journal else (_OLD_INDEX, JOURNAL):
-        (directory / name).unlink(missing_ok=True)
-    fsync_dir(directory)

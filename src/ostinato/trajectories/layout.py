@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, final
 
 import numpy as np
 
-from ostinato.durable.arrays import DTYPES
+from ostinato.durable.arrays import DTYPES, shape_nbytes
 from ostinato.durable.tensorfile import show
 from ostinato.errors import SchemaError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     import torch
 
@@ -62,7 +61,7 @@ class Field(NamedTuple):
     @property
     def row_bytes(self) -> int:
         """Bytes of one transition's value."""
-        return math.prod(self.row_shape) * self.torch_dtype.itemsize
+        return shape_nbytes(self.row_shape, self.torch_dtype)
 
 
 @final
@@ -74,9 +73,7 @@ class RowSchema:
     def __init__(self, fields: tuple[tuple[TreePath, str, tuple[int, ...]], ...]) -> None:
         self.signature = {path: (dtype, row_shape) for path, dtype, row_shape in fields}
         """Dtype and shape of a row by path."""
-        self.row_bytes = np.array(
-            [math.prod(row_shape) * DTYPES[dtype].itemsize for _, dtype, row_shape in fields], dtype=np.int64
-        )
+        self.row_bytes = np.array([shape_nbytes(shape, DTYPES[dtype]) for _, dtype, shape in fields], dtype=np.int64)
         """Bytes of a row of each field, int64 `[F]`."""
 
 
@@ -106,7 +103,7 @@ class Layout:
         self.shape = shape
         """Shape of `prev_logprobs`, else of `rewards`."""
         self.steps, self.envs = shape[:2]
-        self.field_bytes = tuple(field.row_bytes * field.shape[0] * field.shape[1] for field in fields)
+        self.field_bytes = tuple(shape_nbytes(field.shape, field.torch_dtype) for field in fields)
         """Bytes of all rows of each field."""
         self.row_offsets = np.array(row_offsets, dtype=np.int64)
         """The `RowOffset` of each field, int64 `[F, 2]`."""
@@ -121,22 +118,23 @@ class Layout:
         """Number of transitions, T * B."""
         return self.steps * self.envs
 
-    def rows(self, transitions: np.ndarray) -> np.ndarray:
-        """Return the row of each transition in each field, its first two dimensions flattened, int64 `[N, F]`."""
-        return rows_of(transitions, np.array(self.envs), self.row_offsets)
 
-
-def rows_of(transitions: np.ndarray, envs: np.ndarray, row_offsets: np.ndarray) -> np.ndarray:
+def rows_of(layouts: Sequence[Layout], which: np.ndarray, transitions: np.ndarray) -> np.ndarray:
     """Return the row of each transition in each field, its first two dimensions flattened, int64 `[N, F]`.
 
     Args:
+        layouts: Layouts with one number of fields.
+        which: Position in `layouts` of each transition's layout, `[N]`.
         transitions: Numbers of the transitions within their trajectories, `[N]`.
-        envs: Number of environments of each trajectory, `[N]`, or of all, `[]`.
-        row_offsets: `Layout.row_offsets` of each trajectory, `[N, F, 2]`, or of all, `[F, 2]`.
     """
+    first = layouts[0]
+    envs, offsets = np.array(first.envs), first.row_offsets
+    if any(layout is not first for layout in layouts):
+        envs = np.array([layout.envs for layout in layouts])[which]
+        offsets = np.stack([layout.row_offsets for layout in layouts])[which]
     steps, columns = np.divmod(transitions, envs)
     steps = steps[:, None]
-    rows: np.ndarray = (steps + steps // row_offsets[..., 0] + row_offsets[..., 1]) * envs[..., None] + columns[:, None]
+    rows: np.ndarray = (steps + steps // offsets[..., 0] + offsets[..., 1]) * envs[..., None] + columns[:, None]
     return rows
 
 

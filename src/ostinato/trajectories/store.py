@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, final
 
 from ostinato.core.processes import whole_in_forks
-from ostinato.durable.files import DirectoryLock, OpenFiles, fsync_dir, make_directories
+from ostinato.durable.files import DirectoryLock, fsync_dir, make_directories
 from ostinato.durable.manifest import Journal
 from ostinato.durable.progress import TRAJECTORIES, Progress
-from ostinato.durable.tensorfile import file_checksum, read_tree, write_tree
+from ostinato.durable.tensorfile import file_checksum
 from ostinato.errors import CheckpointError, DamagedFileError, OstinatoError, UsageError
 from ostinato.trajectories.cache import Cache
-from ostinato.trajectories.gather import BatchMemory, RowSources
+from ostinato.trajectories.gather import RowReader
 from ostinato.trajectories.index import (
     JOURNAL,
     DirectoryIndex,
@@ -28,8 +28,8 @@ from ostinato.trajectories.index import (
     TrajectoryData,
     entry_lines,
     has_index,
-    id_of_name,
     read_index,
+    trajectory_files,
     write_index,
 )
 from ostinato.trajectories.saver import SaveGroup, Saver
@@ -50,13 +50,6 @@ def remove_leftovers(directory: Path) -> None:
     for path in directory.iterdir():
         if _LEFTOVER.fullmatch(path.name):
             path.unlink(missing_ok=True)
-
-
-def _highest_id(directory: Path) -> int:
-    """Return the highest id in the names of trajectory files, listed or not; -1 without any."""
-    if not directory.is_dir():
-        return -1
-    return max((number for path in directory.iterdir() if (number := id_of_name(path.name)) is not None), default=-1)
 
 
 # -- the directory ----------------------------------------------------------------------------------------------------
@@ -132,7 +125,7 @@ class SaveDirectory:
         results: list[SavedFile | Exception] = []
         for entry in entries:
             try:
-                results.append(self._write(entry, format_name))
+                results.append(entry.write(self.directory, format_name, sync=self._durable))
             except Exception as error:  # noqa: BLE001 - reported for this trajectory
                 results.append(error)
         if not self._durable:
@@ -148,15 +141,6 @@ class SaveDirectory:
         except Exception as error:  # noqa: BLE001 - reported for all of them
             return [result if isinstance(result, Exception) else error for result in results]
         return results
-
-    def _write(self, entry: Entry, format_name: str) -> SavedFile:
-        data = entry.data
-        if data is None:
-            msg = f"trajectory {entry.id} is not in memory"
-            raise CheckpointError(msg)
-        path = self.directory / entry.info.file_name(format_name)
-        header, checksum = write_tree(path, data.tree, format_name, sync=self._durable)
-        return SavedFile.of(self.directory, format_name, header, entry.layout, checksum)
 
     def _log(self, saved: list[Entry]) -> None:
         """Append trajectories to the journal: from here on they are saved."""
@@ -280,13 +264,12 @@ class Store:
         self.state = state
         self.lock = threading.RLock()
         self._cache = Cache(options.cache_size, options.cache_bytes)
-        self._files = OpenFiles(options.open_files)
         self._directory_lock = threading.RLock()
         self._directory: SaveDirectory | None = None
         self._saver = Saver(self._save, options.queue_size)
         self._process = os.getpid()
-        self.sources = RowSources(self._files, self._read_and_keep, BatchMemory())
-        whole_in_forks(self, self.lock, self._saver.lock, self._files.lock)
+        self.rows = RowReader(options.open_files, self._read_and_keep)
+        whole_in_forks(self, self.lock, self._saver.lock, self.rows.files.lock)
 
     @property
     def directory(self) -> Path | None:
@@ -303,7 +286,7 @@ class Store:
             "cached_trajectories": cached,
             "cached_bytes": nbytes,
             "pending_saves": self._saver.pending,
-            "open_files": len(self._files),
+            "open_files": len(self.rows.files),
         }
 
     # -- checks before a call -----------------------------------------------------------------------------------------
@@ -427,7 +410,7 @@ class Store:
     def lowest_free_id(self) -> int:
         """Return the id after the highest one in the directory that is saved to; 0 without `auto_save`."""
         directory = self.options.save_directory
-        return 0 if directory is None else _highest_id(directory) + 1
+        return 0 if directory is None else max(trajectory_files(directory).values(), default=-1) + 1
 
     def rewrite_index_if_same(self, entries_of: Callable[[], list[Entry]]) -> bool:
         """Write the index of the directory if it lists the entries of the buffer and nothing else.
@@ -453,14 +436,6 @@ class Store:
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
-    def _read(self, entry: Entry) -> TrajectoryData:
-        """Return a whole trajectory, from memory or from its file."""
-        data = entry.data
-        if data is not None:
-            return data
-        tree = read_tree(entry.path(), entry.require_file().format_name, allow_pickle=self.options.allow_pickle)
-        return TrajectoryData(tree, entry.layout)
-
     def read_checked(self, entry: Entry) -> TrajectoryData:
         """Return a whole trajectory; its file is compared with its checksum if that is known.
 
@@ -473,11 +448,11 @@ class Store:
             if file_checksum(path, file.format_name, deep=False) != file.checksum:
                 msg = f"{path} is damaged: its checksum differs from the one that was kept"
                 raise DamagedFileError(msg)
-        return data or self._read(entry)
+        return data or entry.read(allow_pickle=self.options.allow_pickle)
 
     def _read_and_keep(self, entry: Entry) -> TrajectoryData:
         """Read an entry whose file can only be read as a whole, and cache it like a new one."""
-        data = self._read(entry)
+        data = entry.read(allow_pickle=self.options.allow_pickle)
         with self.lock:
             if entry.data is None and self.options.cache_size:
                 entry.data = data
@@ -491,7 +466,7 @@ class Store:
     def empty_cache(self) -> None:
         """Empty the cache. The caller holds the lock and has removed all entries from the buffer."""
         self._cache.clear()
-        self._files.clear()
+        self.rows.files.clear()
 
     def forget(self, entries: Sequence[Entry], *, unlist: bool) -> None:
         """Cancel saving `entries`, and remove their spilled files. Files of `auto_save` stay.
@@ -530,7 +505,7 @@ class Store:
         if self._is_fork():
             return
         self._saver.stop()
-        self._files.clear()
+        self.rows.files.clear()
         try:
             self._saver.check()
         except CheckpointError:
@@ -547,8 +522,8 @@ class Store:
     def end(self) -> None:
         """Close, remove spilled files and empty the cache; called when the buffer is garbage.
 
-        The saver and the row sources refer back to the store, which therefore lives until the next garbage collection;
-        its trajectories are freed at once.
+        The saver and the reader of rows refer back to the store, which therefore lives until the next garbage
+        collection; its trajectories are freed at once.
         """
         if self._is_fork():
             with self.lock:

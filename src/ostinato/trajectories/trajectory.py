@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import os
+import uuid
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, final
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ostinato.core.kinds import require_eager
 from ostinato.durable.arrays import check_plain
-from ostinato.durable.tensorfile import check_plain_value, flatten, nest, show
+from ostinato.durable.tensorfile import MAX_DEPTH, flatten, nest, show
 from ostinato.errors import CheckpointError, KindError, OptionError
 
 if TYPE_CHECKING:
@@ -127,13 +127,10 @@ def owned_tree(trajectory: Trajectory, where: str) -> dict[str, Any]:
     values = trajectory.to_dict()
     weights = values.get("model_weights_id") or new_weights_id()
     values["model_weights_id"] = check_weights_id(weights)
-    for name in FIELDS - {*_NAMED, *_DICTS}:
-        if name in values and not isinstance(values[name], (Tensor, np.ndarray)):
-            msg = f"{where}: {name} must be a tensor [T, B, ...], got {type(values[name]).__name__}"
-            raise KindError(msg)
-    for name in _DICTS:
-        if name in values and not isinstance(values[name], dict):
-            msg = f"{where}: {name} must be a dict of tensors [T, B, ...], got {type(values[name]).__name__}"
+    for name in FIELDS.difference(_NAMED).intersection(values):
+        kinds, words = (dict, "a dict of tensors") if name in _DICTS else ((Tensor, np.ndarray), "a tensor")
+        if not isinstance(values[name], kinds):
+            msg = f"{where}: {name} must be {words} [T, B, ...], got {type(values[name]).__name__}"
             raise KindError(msg)
     length = values.get("max_episode_length", 0)
     if isinstance(length, bool) or not isinstance(length, (int, np.integer)) or not 0 <= length < 2**63:
@@ -161,52 +158,46 @@ def _owned(value: Any, where: str) -> Any:
     if isinstance(value, np.ndarray):
         if value.dtype.kind in "OUSMmV":
             return _plain_copy(value.tolist(), where)
-        value = _from_numpy(value, where)
+        try:  # of any byte order and strides
+            value = torch.from_numpy(value.astype(value.dtype.newbyteorder("="), order="C", copy=True))
+        except (TypeError, ValueError) as error:
+            msg = f"{where}: torch has no dtype for NumPy's {value.dtype}: convert the array first"
+            raise KindError(msg) from error
     if not isinstance(value, Tensor):
         return _plain_copy(value, where)
     try:
-        plain = check_plain(value, where)
+        plain = check_plain(value, where).resolve_conj().resolve_neg()
     except CheckpointError as error:
         raise KindError(str(error)) from error
-    plain = plain.resolve_conj().resolve_neg()
     with torch.inference_mode(mode=False):
         return torch.empty(plain.shape, dtype=plain.dtype, device="cpu").copy_(plain)
 
 
-def _from_numpy(value: np.ndarray, where: str) -> Tensor:
-    """Return a new tensor with the values of an array of any byte order and strides."""
-    try:
-        return torch.from_numpy(value.astype(value.dtype.newbyteorder("="), order="C", copy=True))
-    except (TypeError, ValueError) as error:
-        msg = f"{where}: torch has no dtype for NumPy's {value.dtype}: convert the array first"
-        raise KindError(msg) from error
-
-
-def _plain_copy(value: Any, where: str) -> Any:
+def _plain_copy(value: Any, where: str, depth: int = 0) -> Any:
+    """Copy as plain Python types: NumPy scalars and enums are subclasses, which files without pickle cannot hold."""
     if isinstance(value, np.generic):
         value = value.item()
-    check_plain_value(value, where)
-    return _copied(value, where)
-
-
-def _copied(value: Any, where: str) -> Any:
-    """Copy as plain Python types: NumPy scalars and enums are subclasses, which files without pickle cannot hold."""
-    if isinstance(value, (list, tuple)):
-        return [_copied(part, where) for part in value]
-    if isinstance(value, dict):
-        return {_copied(key, where): _copied(part, where) for key, part in value.items()}
+    if value is None or isinstance(value, bool):
+        return value
     if isinstance(value, str):
         _check_text(value, f"{where}: text")
         return str.__str__(value)
-    if isinstance(value, float):
-        return float.__float__(value)
-    return int.__int__(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    if isinstance(value, (int, float)):
+        return int.__int__(value) if isinstance(value, int) else float.__float__(value)
+    if isinstance(value, (list, tuple)) and depth < MAX_DEPTH:
+        return [_plain_copy(part, where, depth + 1) for part in value]
+    if isinstance(value, dict) and depth < MAX_DEPTH and all(isinstance(key, str) for key in value):
+        return {_plain_copy(key, where): _plain_copy(part, where, depth + 1) for key, part in value.items()}
+    msg = (
+        f"{where} holds a {type(value).__name__}, which cannot be saved: tensors, numpy arrays, text, numbers, "
+        "None, and lists and dicts of these can"
+    )
+    raise KindError(msg)
 
 
 def new_weights_id() -> str:
     """Return an id for unnamed weights: a random uuid and the count 0."""
-    digits = os.urandom(16).hex()
-    return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-8{digits[17:20]}-{digits[20:]}_0"
+    return f"{uuid.uuid4()}_0"
 
 
 def check_weights_id(value: object) -> str:

@@ -14,6 +14,7 @@ from ostinato.errors import KeyMissingError, SchemaError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from ostinato.durable.tensorfile import TreePath
     from ostinato.trajectories.index import Entry
     from ostinato.trajectories.layout import RowSchema, Signature
 
@@ -95,13 +96,19 @@ class TrajectoryList:
             replace: Draw each independently; False draws each transition at most once, in random order.
         """
         numbers = _draw_numbers(generator, count, self.window_samples, replace=replace)
-        first = self._first()
-        ends = self._ends[first : len(self._entries) + 1]
-        numbers = numbers + ends[0]
+        return self.locate(numbers + self._ends[self._first()])
+
+    def locate(self, numbers: np.ndarray) -> DrawnTransitions:
+        """Return the trajectories of transitions that are numbered in the order of the trajectories, int64 `[N]`."""
+        ends = self._ends[: len(self._entries) + 1]
         positions = np.searchsorted(ends, numbers, side="right") - 1
         touched, which = np.unique(positions, return_inverse=True)
-        entries = [self._entries[first + position] for position in touched.tolist()]
+        entries = [self._entries[position] for position in touched.tolist()]
         return DrawnTransitions(entries, which.reshape(-1), numbers - ends[positions])
+
+    def all_fields(self) -> set[TreePath]:
+        """Return the paths of the fields that at least one trajectory of the window has."""
+        return {path for schema in self._schemas for path in schema.signature}
 
     def common_fields(self, *, drop: bool) -> Signature:
         """Return the fields of a batch: dtype and shape of a row by path.
@@ -117,7 +124,7 @@ class TrajectoryList:
         first = signatures[0]
         if len(signatures) == 1:
             return dict(first)
-        known = {path for signature in signatures for path in signature}
+        known = self.all_fields()
         common = {path: kind for path, kind in first.items() if all(path in signature for signature in signatures)}
         if len(common) < len(known) and not drop:
             missing = ", ".join(sorted(show(path) for path in known - set(common)))
@@ -130,7 +137,7 @@ class TrajectoryList:
             other = next((signature[path] for signature in signatures if signature[path] != kind), None)
             if other is not None:
                 msg = (
-                    f"{show(path)} is {kind[0]}{list(kind[1])} in some trajectories of the window and "
+                    f"{show(path)} is {kind[0]}{list(kind[1])} in some trajectories and "
                     f"{other[0]}{list(other[1])} in others: rows of one batch must have one dtype and shape"
                 )
                 raise SchemaError(msg)

@@ -65,15 +65,15 @@ class DatasetSource(EpisodeSource):
             found.append((".".join(map(str, leaf.path)), " / ".join([*texts[:_MAX_TEXTS], *more])))
         return tuple(found)
 
-    def all_returns(self) -> list[float | None] | None:
-        """Return the returns of all episodes, reading all rewards once; None if the dataset has no rewards."""
+    def all_returns(self) -> list[float | None]:
+        """Return `returns` of all episodes, reading all rewards once."""
         if self.roles.reward is None:
-            return None
+            return [None] * len(self.ids)
         rows, starts = torch.arange(len(self.dataset), device="cpu"), np.array(self._starts)
         try:
             parts = [self.at(self.roles.reward, part) for part in torch.split(rows, _CHUNK)]
         except (OstinatoError, OSError):  # a part of them is readable
-            return [self.returns(index) for index in range(len(self.ids))]
+            return super().all_returns()
         rewards = np.concatenate(parts).astype(np.float64).reshape(len(rows), -1).sum(axis=1)
         return [float(value) for value in np.add.reduceat(rewards, starts)]
 

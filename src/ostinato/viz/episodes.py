@@ -87,26 +87,12 @@ class EpisodeSource(TrajectorySource):
             texts = self.texts(rows)
         except (OstinatoError, OSError) as error:
             return OpenTrajectory(name, problem=str(error))
-        return OpenTrajectory(name, len(rows), 1, _Rows(self, rows), self.roles, texts)
 
+        def read(path: TreePath, steps: np.ndarray, env: int) -> np.ndarray:
+            del env
+            return self.at(path, rows[torch.from_numpy(steps)])
 
-@final
-class _Rows:
-    """The fields of some rows."""
-
-    def __init__(self, source: EpisodeSource, rows: Tensor) -> None:
-        self._source, self._rows = source, rows
-        self.shapes = source.shapes
-
-    def row(self, path: TreePath, step: int, env: int) -> np.ndarray:
-        """Return the value of one row."""
-        del env
-        return np.asarray(self._source.at(path, self._rows[step : step + 1])[0])
-
-    def column(self, path: TreePath, env: int) -> np.ndarray:
-        """Return the values of all rows."""
-        del env
-        return self._source.at(path, self._rows)
+        return OpenTrajectory(name, len(rows), 1, self.shapes, read, self.roles, texts)
 
 
 class _Named(NamedTuple):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ostinato._optional import require
+from ostinato.durable.files import atomic_write
 from ostinato.errors import OptionError
 
 if TYPE_CHECKING:
@@ -37,7 +39,9 @@ __all__ = [
     "Stack",
     "draw",
     "format_number",
+    "new_figure",
     "output_path",
+    "save",
     "size_of",
     "thin",
 ]
@@ -241,6 +245,7 @@ _COLOURS: dict[str | int, str] = {
 INK = "#1F2933"
 FAINT = "#52606D"
 GRID = "#E4E7EB"
+_DPI = 130.0
 _MAP = "viridis"
 _LEGEND_ROWS = 7
 """Entries of a legend below each other."""
@@ -317,15 +322,29 @@ def draw(spec: FigureSpec, path: str | os.PathLike[str], *, size: tuple[int, int
     if min(size) < 200:
         msg = f"size must be at least 200 x 200 pixels, got {size}"
         raise OptionError(msg)
-    matplotlib = require("matplotlib", "viz")
-    agg = require("matplotlib.backends.backend_agg", "viz")
-    figures = require("matplotlib.figure", "viz")
-    dpi = 130.0
-    with matplotlib.rc_context(STYLE):
-        figure = figures.Figure(figsize=(size[0] / dpi, size[1] / dpi), dpi=dpi, layout="constrained")
-        canvas = agg.FigureCanvasAgg(figure)
+    with require("matplotlib", "viz").rc_context(STYLE):
+        figure = new_figure((size[0] / _DPI, size[1] / _DPI), _DPI, layout="constrained")
         _compose(figure, spec)
-        canvas.print_png(target)
+        return save(figure, target, _DPI)
+
+
+def new_figure(size: tuple[float, float], dpi: float, **options: Any) -> Any:
+    """Return a figure of matplotlib that needs no display; the size is in inches."""
+    figure = require("matplotlib.figure", "viz").Figure(figsize=size, dpi=dpi, **options)
+    require("matplotlib.backends.backend_agg", "viz").FigureCanvasAgg(figure)
+    return figure
+
+
+def save(figure: Any, path: str | os.PathLike[str], dpi: float) -> Path:
+    """Write a figure as a PNG file. The file is replaced atomically, so viewers never read a partial file.
+
+    Raises:
+        OptionError: The path does not end in `.png`.
+    """
+    target = output_path(path)
+    memory = io.BytesIO()
+    figure.savefig(memory, dpi=dpi, format="png")
+    atomic_write(target, memory.getvalue())
     return target
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ostinato.durable.tensorfile import TreePath
-    from ostinato.viz.sources import Columns, TrajectorySource
+    from ostinato.viz.sources import TrajectorySource
 
 __all__ = [
     "ALL_CAMERAS",
@@ -191,7 +191,7 @@ def read_frame(source: TrajectorySource, position: Position, camera: str | None 
     trajectory = source.open(position.trajectory)
     title = f"{trajectory.name} ({position.trajectory + 1} of {len(source.ids)})"
     try:
-        if trajectory.columns is None:
+        if trajectory.problem:
             return _broken(title, trajectory.problem)
         titles = trajectory.roles.titles
         current = _observation(titles[0], trajectory, trajectory.roles.current, position, camera)
@@ -201,7 +201,7 @@ def read_frame(source: TrajectorySource, position: Position, camera: str | None 
             following = _observation(titles[1], trajectory, trajectory.roles.following, position, camera)
         observations = (current, following)
         timeline = read_timeline(trajectory, position.env)
-        facts = _facts(trajectory, trajectory.columns, position)
+        facts = _facts(trajectory, position)
         return Frame(
             title, position.step, trajectory.steps, position.env, trajectory.envs, facts, *observations, timeline
         )
@@ -219,15 +219,15 @@ def _broken(title: str, problem: str) -> Frame:
 
 def read_timeline(trajectory: OpenTrajectory, env: int) -> Timeline | None:
     """Return rewards, ends and actions over all steps of one environment; None if the trajectory is damaged."""
-    columns, roles = trajectory.columns, trajectory.roles
-    if columns is None:
+    roles = trajectory.roles
+    if trajectory.problem:
         return None
 
     def read() -> Timeline:
         reward = None
         if roles.reward is not None:
-            reward = make_traces("reward", _flat(columns.column(roles.reward, env)).sum(axis=1))
-        action = None if roles.action is None else make_traces("action", columns.column(roles.action, env))
+            reward = make_traces("reward", _flat(trajectory.column(roles.reward, env)).sum(axis=1))
+        action = None if roles.action is None else make_traces("action", trajectory.column(roles.action, env))
         return Timeline(reward, _thin_steps(ends_of(trajectory, env), trajectory.steps), action)
 
     return trajectory.cached(("timeline", env), read)
@@ -236,9 +236,8 @@ def read_timeline(trajectory: OpenTrajectory, env: int) -> Timeline | None:
 def ends_of(trajectory: OpenTrajectory, env: int) -> np.ndarray:
     """Return the steps of one environment at which an end flag is set, int64."""
     ended = np.zeros(trajectory.steps, dtype=bool)
-    if trajectory.columns is not None:
-        for path in trajectory.roles.ends.values():
-            ended |= _flat(trajectory.columns.column(path, env)).any(axis=1)
+    for path in trajectory.roles.ends.values():
+        ended |= _flat(trajectory.column(path, env)).any(axis=1)
     return np.flatnonzero(ended)
 
 
@@ -265,23 +264,24 @@ def make_traces(name: str, values: np.ndarray) -> Traces:
     return Traces(name, starts.repeat(2), bounds.reshape(-1, kept.shape[1]), flat.shape[1])
 
 
-def _facts(trajectory: OpenTrajectory, columns: Columns, position: Position) -> tuple[tuple[str, str], ...]:
+def _facts(trajectory: OpenTrajectory, position: Position) -> tuple[tuple[str, str], ...]:
     roles = trajectory.roles
     facts = [("step", f"{position.step} of {trajectory.steps}"), ("batch", f"{position.env} of {trajectory.envs}")]
     for word, path in (("action", roles.action), ("reward", roles.reward)):
         if path is not None:
-            facts.append((word, _numbers(columns.row(path, position.step, position.env))))
+            facts.append((word, _numbers(trajectory.row(path, position.step, position.env))))
     if roles.ends:
-        facts.append(("done", _done(columns, roles.ends, position)))
+        facts.append(("done", _done(trajectory, position)))
     for word, path in roles.extra.items():
-        value = columns.row(path, position.step, position.env)
+        value = trajectory.row(path, position.step, position.env)
         facts.append((word, ("yes" if value.any() else "no") if value.dtype.kind == "b" else _numbers(value)))
     facts += [(word, _fact(value, trajectory.envs, position.env)) for word, value in trajectory.facts]
     return tuple(facts)
 
 
-def _done(columns: Columns, ends: Mapping[str, TreePath], position: Position) -> str:
-    flags = [word for word, path in ends.items() if columns.row(path, position.step, position.env).any()]
+def _done(trajectory: OpenTrajectory, position: Position) -> str:
+    ends = trajectory.roles.ends.items()
+    flags = [word for word, path in ends if trajectory.row(path, position.step, position.env).any()]
     more = [word for word in flags if word != "done"]
     return ("yes" if flags else "no") + (f" ({', '.join(more)})" if more else "")
 
@@ -305,10 +305,9 @@ def _short(value: complex) -> str:
 def _observation(
     title: str, trajectory: OpenTrajectory, named: Mapping[str, TreePath], position: Position, camera: str | None
 ) -> ObservationView:
-    columns = trajectory.columns
-    if columns is None or not named:
+    if not named:
         return ObservationView(title, note="not stored")
-    pictures = {name: path for name, path in named.items() if is_picture(tuple(columns.shapes[path]))}
+    pictures = {name: path for name, path in named.items() if is_picture(trajectory.shapes[path])}
     selected = _selected(pictures, named, camera)
     if selected is None:
         there = ", ".join(named)
@@ -317,7 +316,7 @@ def _observation(
         Picture(name if len(views) == 1 else f"{name} [{number}]", view)
         for name in selected
         if name in pictures
-        for views in (picture_of(columns.row(pictures[name], position.step, position.env)),)
+        for views in (picture_of(trajectory.row(pictures[name], position.step, position.env)),)
         for number, view in enumerate(views)
     ]
     if shown:
@@ -331,13 +330,12 @@ def _vectors(
     title: str, trajectory: OpenTrajectory, named: Mapping[str, TreePath], position: Position
 ) -> ObservationView:
     """Return the observations that are no pictures, over all steps."""
-    columns = trajectory.columns
-    vectors = {} if columns is None else {k: p for k, p in named.items() if not is_picture(tuple(columns.shapes[p]))}
-    if columns is None or not vectors:
+    vectors = {name: path for name, path in named.items() if not is_picture(trajectory.shapes[path])}
+    if not vectors:
         return ObservationView("next observation", note="not stored")
 
     def read(name: str, path: TreePath) -> Traces:
-        return make_traces(name, columns.column(path, position.env))
+        return make_traces(name, trajectory.column(path, position.env))
 
     found = [trajectory.cached((p, position.env), partial(read, name, p)) for name, p in vectors.items()]
     return ObservationView(title, traces=tuple(found))

@@ -83,7 +83,14 @@ class GroupFolder(TrajectorySource):
         prompt = group.prompt.get("text", group.prompt) if isinstance(group.prompt, dict) else group.prompt
         facts = [("state", entry.state), ("prompt", prompt)]
         facts += [(each.id, each.fields["text"]) for each in group.responses if "text" in each.fields]
-        return OpenTrajectory(name, steps, 1, _Responses(shown, drawn, steps), roles, tuple(facts))
+        tokens = [array_of(response.fields[_TOKENS]) for response in group.responses]
+        columns = {(title,): _padded(response.fields[drawn], steps) for title, response in shown.items()}
+
+        def read(path: TreePath, at: np.ndarray, env: int) -> np.ndarray:
+            del env
+            return _tokens_at(tokens, at) if path == (_TOKENS,) else columns[path][at]
+
+        return OpenTrajectory(name, steps, 1, dict.fromkeys(columns, ()), read, roles, tuple(facts))
 
     def row_ages(self) -> np.ndarray:
         """Return no ages: groups have no rows."""
@@ -121,26 +128,14 @@ def _drawn(responses: Sequence[Response]) -> str:
     )
 
 
-@final
-class _Responses:
-    """A field of the responses of a group as vectors over tokens, NaN behind the end of one, and their tokens."""
+def _padded(values: object, steps: int) -> np.ndarray:
+    """Return the values of a response as float32 `[steps]`, NaN behind its end."""
+    found = array_of(values).astype(np.float32)
+    return np.pad(found, (0, steps - len(found)), constant_values=np.nan)
 
-    def __init__(self, shown: dict[str, Response], drawn: str, steps: int) -> None:
-        self._tokens = [array_of(response.fields[_TOKENS]) for response in shown.values()]
-        self._columns: dict[TreePath, np.ndarray] = {}
-        for title, response in shown.items():
-            values = array_of(response.fields[drawn]).astype(np.float32)
-            self._columns[(title,)] = np.pad(values, (0, steps - len(values)), constant_values=np.nan)
-        self.shapes: dict[TreePath, tuple[int, ...]] = dict.fromkeys(self._columns, ())
 
-    def row(self, path: TreePath, step: int, env: int) -> np.ndarray:
-        """Return the value of one token, or the tokens of all responses."""
-        del env
-        if path == (_TOKENS,):
-            return np.array([tokens[step] for tokens in self._tokens if step < len(tokens)], np.int64)
-        return np.asarray(self._columns[path][step])
-
-    def column(self, path: TreePath, env: int) -> np.ndarray:
-        """Return the values of all tokens."""
-        del env
-        return self._columns[path]
+def _tokens_at(tokens: Sequence[np.ndarray], steps: np.ndarray) -> np.ndarray:
+    """Return the tokens of the responses that go so far, int64 `[n, responses]`; -1 where fewer do than elsewhere."""
+    found = [[values[step] for values in tokens if step < len(values)] for step in steps]
+    most = max(map(len, found))
+    return np.array([[*row, *[-1] * (most - len(row))] for row in found], np.int64)

@@ -54,7 +54,6 @@ def report(source: TrajectorySource, index: int = 0, *, progress: ProgressOption
     rows: list[tuple[Panel, ...]] = []
     summary: list[str] = []
     if isinstance(source, DatasetSource):
-        found: list[float | None] = source.all_returns() or [None] * len(source.ids)
         episode = source.open(index)
         if episode.problem:
             raise DamagedFileError(episode.problem)
@@ -62,11 +61,10 @@ def report(source: TrajectorySource, index: int = 0, *, progress: ProgressOption
         low += _actions(source, progress)
         summary += _facts(source, episode)
     else:
-        found = [source.returns(position) for position in range(len(source.ids))]
         low += [] if source.priorities is None else [_bars("Priorities", "priority", "rows", source.priorities)]
         ages = source.row_ages()
         low += [_bars("Age of rows", "rows added since", "rows", ages)] if ages.size else []
-    found = [value if value is not None and np.isfinite(value) else None for value in found]
+    found = [value if value is not None and np.isfinite(value) else None for value in source.all_returns()]
     known = [value for value in found if value is not None]
     low.append(_byte_shares(source.field_bytes()))
     rows += [(_returns(found, source.unit),)] if known else []
@@ -104,17 +102,15 @@ def _films(source: DatasetSource, index: int, episode: OpenTrajectory) -> list[P
 
 def _curves(episode: OpenTrajectory) -> list[Panel]:
     """Return the curves of an episode: the action, the first vector of the observation, the reward."""
-    columns, roles = episode.columns, episode.roles
-    if columns is None:
-        return []
-    vectors = [(name, path) for name, path in roles.current.items() if not is_picture(tuple(columns.shapes[path]))]
-    vectors.sort(key=lambda found: columns.row(found[1], 0, 0).dtype.kind != "f")  # flags and counts come last
+    roles = episode.roles
+    vectors = [(name, path) for name, path in roles.current.items() if not is_picture(episode.shapes[path])]
+    vectors.sort(key=lambda found: episode.row(found[1], 0, 0).dtype.kind != "f")  # flags and counts come last
     wanted = [("action", roles.action), *vectors[:1], ("reward", roles.reward)]
     panels: list[Panel] = []
     for name, path in wanted:
         if path is None or not episode.steps:
             continue
-        traces = make_traces(name, columns.column(path, 0))
+        traces = make_traces(name, episode.column(path, 0))
         count = traces.values.shape[1]
         more = "" if count == traces.components else f" ({count} of {traces.components})"
         x = tuple(map(float, traces.steps))

@@ -87,20 +87,18 @@ def _path(*parts: str) -> str:
 def _series(rerun: Any, stream: Any, root: str, source: TrajectorySource, position: Position) -> None:
     """Write rewards, ends, actions and states, each as one column over all steps."""
     trajectory = source.open(position.trajectory)
-    columns, roles = trajectory.columns, trajectory.roles
-    if columns is None:
-        return
+    roles = trajectory.roles
     done = np.zeros((trajectory.steps, 1))
     done[ends_of(trajectory, position.env)] = 1
     lines = {"done": done}
     for name, path in (("reward", roles.reward), ("action", roles.action)):
         if path is not None:
-            lines[name] = columns.column(path, position.env).reshape(trajectory.steps, -1)
+            lines[name] = trajectory.column(path, position.env).reshape(trajectory.steps, -1)
     for when, named in (("current", roles.current), ("next", roles.following)):
         for name, path in named.items():
-            shape = tuple(columns.shapes[path])
+            shape = trajectory.shapes[path]
             if len(shape) <= 1 and math.prod(shape) <= 64:
-                lines[f"{when}/{name}"] = columns.column(path, position.env).reshape(trajectory.steps, -1)
+                lines[f"{when}/{name}"] = trajectory.column(path, position.env).reshape(trajectory.steps, -1)
     times = [rerun.TimeColumn(_TIMELINE, sequence=range(trajectory.steps))]
     for name, values in lines.items():
         numbers = values.astype(np.float64)

@@ -5,20 +5,18 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict
-from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, final
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, final
 
 import numpy as np
 import torch
 
 from ostinato.core.options import number_of
-from ostinato.durable.files import OpenFiles
-from ostinato.durable.tensorfile import check_format, flatten, read_tree, show
-from ostinato.errors import CheckpointError, OptionError, OstinatoError
-from ostinato.trajectories.gather import BatchMemory, RowSources, gather
-from ostinato.trajectories.index import TrajectoryData, read_index
+from ostinato.durable.tensorfile import flatten, show
+from ostinato.errors import CheckpointError, OstinatoError
+from ostinato.trajectories.gather import RowReader
+from ostinato.trajectories.index import Entry, read_index
 from ostinato.trajectories.trajectory_list import DrawnTransitions
 
 if TYPE_CHECKING:
@@ -28,11 +26,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato.durable.tensorfile import Header, TreePath
-    from ostinato.trajectories.index import DirectoryIndex, Entry
-    from ostinato.trajectories.layout import Layout
+    from ostinato.trajectories.index import TrajectoryData
 
 __all__ = [
-    "Columns",
     "FieldRoles",
     "OpenTrajectory",
     "TrajectoryFolder",
@@ -50,31 +46,6 @@ _MAX_CACHED = 64
 _CACHE_SIZE = 5
 """Number of opened trajectories to cache: their headers and short columns, never images."""
 T = TypeVar("T")
-
-
-class Columns(Protocol):
-    """The fields of one trajectory of `T` steps and `B` environments."""
-
-    @property
-    def shapes(self) -> Mapping[TreePath, tuple[int, ...]]:
-        """Shape of one transition of each field, by path."""
-        ...
-
-    def row(self, path: TreePath, step: int, env: int) -> np.ndarray:
-        """Return the value of one transition as a copy. Reads only that transition where the format allows it.
-
-        Raises:
-            DamagedFileError: The file cannot be read.
-        """
-        ...
-
-    def column(self, path: TreePath, env: int) -> np.ndarray:
-        """Return the values of all steps of one environment, `[T, ...]`.
-
-        Raises:
-            DamagedFileError: The file cannot be read.
-        """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,20 +66,37 @@ class FieldRoles:
     """Above `current` and `following`."""
 
 
+def _no_field(path: TreePath, steps: np.ndarray, env: int) -> NoReturn:
+    del steps, env
+    raise KeyError(path)
+
+
 @dataclass(frozen=True, slots=True)
 class OpenTrajectory:
-    """One opened trajectory. If it cannot be read, `problem` says why, and it has one empty step."""
+    """One opened trajectory. If it cannot be read, `problem` says why, and it has one step without fields."""
 
     name: str
     """For example `trajectory 7`."""
     steps: int = 1
     envs: int = 1
-    columns: Columns | None = None
+    shapes: Mapping[TreePath, tuple[int, ...]] = field(default_factory=dict)
+    """Shape of one transition of each field, by path."""
+    read: Callable[[TreePath, np.ndarray, int], np.ndarray] = _no_field
+    """Returns a field at some steps, int64 `[n]`, of one environment, as a copy `[n, ...]`. Reads only these where the
+    format allows it; raises `DamagedFileError` if the file cannot be read."""
     roles: FieldRoles = field(default_factory=FieldRoles)
     facts: tuple[tuple[str, Any], ...] = ()
     """Names and values that hold for all steps; a list of `B` strings has one value per environment."""
     problem: str = ""
     _cache: dict[object, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    def row(self, path: TreePath, step: int, env: int) -> np.ndarray:
+        """Return the value of one transition; see `read`."""
+        return np.asarray(self.read(path, np.array([step]), env)[0])
+
+    def column(self, path: TreePath, env: int) -> np.ndarray:
+        """Return the values of all steps of one environment, `[T, ...]`; see `read`."""
+        return self.read(path, np.arange(self.steps), env)
 
     def cached(self, key: object, read: Callable[[], T]) -> T:
         """Return the result of `read`, cached under `key`. The cache holds at most 64 small values."""
@@ -165,14 +153,18 @@ class TrajectorySource(ABC):
     def returns(self, index: int) -> float | None:
         """Return the sum of rewards, averaged over environments; None if it cannot be read. Caches nothing."""
         trajectory = self._read(index)
-        columns, reward = trajectory.columns, trajectory.roles.reward
-        if columns is None or reward is None:
+        reward = trajectory.roles.reward
+        if reward is None:
             return None
         try:
-            sums = [columns.column(reward, env).astype(np.float64).sum() for env in range(trajectory.envs)]
+            sums = [trajectory.column(reward, env).astype(np.float64).sum() for env in range(trajectory.envs)]
         except (OstinatoError, OSError):
             return None
         return float(np.mean(sums))
+
+    def all_returns(self) -> list[float | None]:
+        """Return `returns` of all trajectories."""
+        return [self.returns(index) for index in range(len(self.ids))]
 
     @abstractmethod
     def _read(self, index: int) -> OpenTrajectory:
@@ -241,10 +233,6 @@ def picture_of(row: np.ndarray) -> tuple[np.ndarray, ...]:
     return tuple(np.ascontiguousarray(view) for view in views)
 
 
-_CACHE_SIZE = 5
-"""Number of opened trajectories to cache: their headers and short columns, never images."""
-
-
 _ENDS = {"done": "dones", "terminated": "terminations", "truncated": "truncations"}
 
 
@@ -265,17 +253,15 @@ class TrajectoryFolder(TrajectorySource):
             DamagedFileError: The index is damaged.
         """
         self._index = read_index(Path(path).absolute(), strict=False)
-        try:
-            self._format = check_format(self._index.head.trajectory_format, allow_pickle=allow_pickle)
-        except OptionError as error:
-            msg = f"{path}: {error}"
-            raise CheckpointError(msg) from error
+        self._index.check_pickle(allow_pickle=allow_pickle)
         if not self._index.infos:
             msg = f"the index of {path} has no trajectories: there is nothing to show"
             raise CheckpointError(msg)
         self._pickle = allow_pickle
         count = number_of(len(self._index.infos), "trajectory")
-        super().__init__("trajectory", self._index.infos, f"{name_of(path)}, {count} as {self._format}")
+        super().__init__(
+            "trajectory", self._index.infos, f"{name_of(path)}, {count} as {self._index.head.trajectory_format}"
+        )
 
     def extent(self, index: int) -> tuple[int, int]:
         """Return the numbers of steps and environments from the index."""
@@ -284,14 +270,26 @@ class TrajectoryFolder(TrajectorySource):
 
     def _read(self, index: int) -> OpenTrajectory:
         number = self.ids[index]
-        info = self._index.infos[number]
         name = f"trajectory {number}"
         try:
-            columns = _FileColumns(self._index, number, allow_pickle=self._pickle)
+            entry, header = self._index.inspect(number, allow_pickle=self._pickle)
         except (OstinatoError, OSError) as error:
             return OpenTrajectory(name, problem=str(error))
-        texts = (("weights", info.model_weights_id), *columns.texts)
-        return OpenTrajectory(name, columns.layout.steps, columns.layout.envs, columns, _roles(columns.shapes), texts)
+        layout = entry.layout
+
+        def read(path: TreePath, steps: np.ndarray, env: int) -> np.ndarray:
+            drawn = DrawnTransitions([entry], np.zeros_like(steps), steps * layout.envs + env)
+            reader = RowReader(1, self._read_whole)  # the file is closed with it
+            found = reader.read(drawn, {path: layout.signature[path]})
+            return array_of(flatten(found, where="trajectory")[path])
+
+        shapes = {path: shape for path, (_, shape) in layout.signature.items()}
+        texts = (("weights", entry.info.model_weights_id), *_texts(header))
+        return OpenTrajectory(name, layout.steps, layout.envs, shapes, read, _roles(shapes), texts)
+
+    def _read_whole(self, entry: Entry) -> TrajectoryData:
+        entry.data = entry.read(allow_pickle=self._pickle)
+        return entry.data
 
     def row_ages(self) -> np.ndarray:
         """Return the number of transitions that were added after each transition, int64 `[transitions]`."""
@@ -301,11 +299,9 @@ class TrajectoryFolder(TrajectorySource):
     def field_bytes(self) -> dict[str, int]:
         """Return the bytes of each field over all trajectories that can be opened."""
         found: Counter[str] = Counter()
-        for index, number in enumerate(self.ids):
-            known = self._index.entries.get(number)
-            columns = None if known is not None else self.open(index).columns
-            layout = columns.layout if isinstance(columns, _FileColumns) else None if known is None else known.layout
-            if layout is not None:
+        for _, entry in self._index.check_files(self.ids, allow_pickle=self._pickle):
+            if isinstance(entry, Entry):
+                layout = entry.layout
                 found.update({show(f.path): n for f, n in zip(layout.fields, layout.field_bytes, strict=True)})
         return dict(found)
 
@@ -325,37 +321,6 @@ def _roles(shapes: Mapping[TreePath, Any]) -> FieldRoles:
         following=under("next_obs"),
         extra={"intervention": ("intervene_flags",)} if ("intervene_flags",) in shapes else {},
     )
-
-
-@final
-class _FileColumns:
-    """The fields of one file, of which rows are read when they are shown. A pickle is loaded completely."""
-
-    def __init__(self, index: DirectoryIndex, number: int, *, allow_pickle: bool) -> None:
-        self._entry, header = index.inspect(number, allow_pickle=allow_pickle)
-        self.layout: Layout = self._entry.layout
-        self._pickle = allow_pickle
-        self.shapes = {path: shape for path, (_, shape) in self.layout.signature.items()}
-        self.texts = _texts(header)
-
-    def _read(self, path: TreePath, transitions: np.ndarray) -> np.ndarray:
-        drawn = DrawnTransitions([self._entry], np.zeros_like(transitions), transitions)
-        with closing(OpenFiles(1)) as files:
-            found = gather(drawn, {path: self.layout.signature[path]}, RowSources(files, self._whole, BatchMemory()))
-        return array_of(flatten(found, where="trajectory")[path])
-
-    def _whole(self, entry: Entry) -> TrajectoryData:
-        tree = read_tree(entry.path(), entry.require_file().format_name, allow_pickle=self._pickle)
-        entry.data = TrajectoryData(tree, entry.layout)
-        return entry.data
-
-    def row(self, path: TreePath, step: int, env: int) -> np.ndarray:
-        """Return the value of one transition."""
-        return np.asarray(self._read(path, np.array([step * self.layout.envs + env]))[0])
-
-    def column(self, path: TreePath, env: int) -> np.ndarray:
-        """Return the values of all steps of one environment."""
-        return self._read(path, np.arange(self.layout.steps) * self.layout.envs + env)
 
 
 def _texts(header: Header) -> tuple[tuple[str, Any], ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 import textwrap
 from pathlib import Path
@@ -11,9 +10,8 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from ostinato._optional import require
-from ostinato.durable.files import atomic_write
 from ostinato.errors import DamagedFileError, OptionError
-from ostinato.viz.figures import FAINT, GRID, INK, LINES, STYLE, output_path
+from ostinato.viz.figures import FAINT, GRID, INK, LINES, STYLE, new_figure, output_path, save
 from ostinato.viz.frames import read_frame
 from ostinato.viz.sources import id_range, parse_number
 
@@ -32,7 +30,6 @@ __all__ = [
     "Window",
     "open_window",
     "run_prompt",
-    "save",
     "write_frame",
 ]
 
@@ -65,11 +62,7 @@ class FrameFigure:
     @classmethod
     def headless(cls) -> FrameFigure:
         """Return a figure that needs no display."""
-        figures = require("matplotlib.figure", "viz")
-        agg = require("matplotlib.backends.backend_agg", "viz")
-        figure = figures.Figure(figsize=_SIZE, dpi=DPI)
-        agg.FigureCanvasAgg(figure)
-        return cls(figure)
+        return cls(new_figure(_SIZE, DPI))
 
     def show(self, frame: Frame) -> None:
         """Draw a frame in place of the previous one; the canvas is not refreshed."""
@@ -230,19 +223,6 @@ def _title(traces: Traces) -> str:
     return traces.name if count == traces.components else f"{traces.name}, {count} of {traces.components} components"
 
 
-def save(figure: Any, path: str | os.PathLike[str]) -> Path:
-    """Write a figure as a PNG file of 150 DPI. The file is replaced atomically, so viewers never read a partial file.
-
-    Raises:
-        OptionError: The path does not end in `.png`.
-    """
-    target = output_path(path)
-    memory = io.BytesIO()
-    figure.savefig(memory, dpi=DPI, format="png")
-    atomic_write(target, memory.getvalue())
-    return target
-
-
 def write_frame(source: TrajectorySource, position: Position, camera: str | None, path: str | os.PathLike[str]) -> Path:
     """Write the image of one step, and return its path.
 
@@ -252,7 +232,7 @@ def write_frame(source: TrajectorySource, position: Position, camera: str | None
     """
     drawing, frame = FrameFigure.headless(), read_frame(source, position, camera)
     drawing.show(frame)
-    target = save(drawing.figure, path)
+    target = save(drawing.figure, path, DPI)
     if frame.problem:
         raise DamagedFileError(frame.problem)
     return target
@@ -322,7 +302,7 @@ class Window:
         self.frame_figure.show(read_frame(self._source, self._walk.position, self._camera))
         self.figure.canvas.draw_idle()
         if self._autosave:
-            save(self.figure, self._output)
+            save(self.figure, self._output, DPI)
 
     def _pressed(self, event: Any) -> None:
         if self._box.capturekeystrokes:
@@ -342,7 +322,7 @@ class Window:
         index, step, env = self._walk.position
         name = f"{self._output.stem}_{self._source.ids[index]}_{step}_{env}.png"
         try:
-            saved = save(self.figure, self._output.with_name(name))
+            saved = save(self.figure, self._output.with_name(name), DPI)
             self.refresh(f"saved {saved}")
         except (OSError, OptionError) as error:
             self.refresh(f"not saved: {error}"[:120])
@@ -388,7 +368,7 @@ def open_window(
         )
         raise OptionError(msg)
     with matplotlib.rc_context({"toolbar": "None"}):
-        figure = pyplot.figure(figsize=(9.6, 6.6), num=f"ostinato view: {source.title}")
+        figure = pyplot.figure(figsize=_SIZE, num=f"ostinato view: {source.title}")
         Window(figure, source, navigator, camera=camera, output=output, autosave=autosave)
         pyplot.show(block=True)
 
@@ -435,7 +415,7 @@ def run_prompt(
     def draw() -> str:
         seen = read_frame(source, navigator.position, camera)
         figure.show(seen)
-        save(figure.figure, target)
+        save(figure.figure, target, DPI)
         return f"{seen.title}: " + ", ".join(f"{word} {value}" for word, value in seen.facts)
 
     say(f"{source.title}; writing {target}")

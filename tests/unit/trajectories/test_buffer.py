@@ -35,14 +35,14 @@ def filled(count: int, steps: int = 3, **options: Any) -> TrajectoryReplayBuffer
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"cache_size": 0}, r"cache_size must be 1 or more \(enable_cache=False keeps none\), got 0"),
-    ({"sample_window_size": -1}, "sample_window_size must be 0"),
+    ({"cache_size": 0}, "cache_size must be a positive integer, got 0"),
+    ({"sample_window_size": -1}, "sample_window_size must be an integer of at least 0"),
     ({"trajectory_format": "h5"}, "must be one of pt, pkl, safetensors, got 'h5'"),
     ({"trajectory_format": "pkl"}, "give allow_pickle=True"),
     ({"cache_bytes": -1}, "cache_bytes must be"),
-    ({"cache_bytes": 5, "enable_cache": False}, "with enable_cache=True"),
-    ({"save_queue_size": 0}, "save_queue_size must be 1 or more"),
-    ({"max_open_files": 0}, "max_open_files must be 1 or more"),
+    ({"cache_bytes": 5, "enable_cache": False}, "needs enable_cache=True"),
+    ({"save_queue_size": 0}, "save_queue_size must be a positive integer"),
+    ({"max_open_files": 0}, "max_open_files must be a positive integer"),
 ]
 
 
@@ -117,7 +117,7 @@ def test_trajectories_with_different_keys() -> None:
     assert torch.equal(batch["curr_obs"]["states"], batch["rewards"].repeat(1, 2))
     buffer.add_trajectories([bare])  # the full trajectory has left the window
     assert set(buffer.sample(4)) == {"rewards", "curr_obs"}
-    with pytest.raises(OptionError, match="missing must be 'raise' or 'drop'"):
+    with pytest.raises(OptionError, match="missing must be one of 'raise', 'drop'"):
         buffer.sample(4, missing="ignore")  # type: ignore[arg-type]
 
 

@@ -1,8 +1,7 @@
-"""The findings of an audit as data, as text and as a page."""
+"""The findings of an audit as data and as text."""
 
 from __future__ import annotations
 
-import html
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -116,18 +115,3 @@ class Report:
             f"memory: {self.memory_ratio:.2f} times the observations; error rate of a test: {self.error_rate:g}",
             f"{counts if self.findings else 'no findings'} in {self.seconds:.1f} s",
         ]
-
-    def page(self) -> str:
-        """Return the report as an HTML page."""
-        cells = (vars(finding).values() for finding in self.findings)
-        rows = ["".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in cells]
-        head = "".join(f"<th>{name}</th>" for name in ("kind", "severity", "found", "effect", "smallest case"))
-        title = html.escape(f"Audit of {self.buffer}")
-        return (
-            f"<!doctype html><meta charset=utf-8><title>{title}</title>"
-            "<style>body{font:15px/1.5 sans-serif;margin:2em}"
-            "td,th{text-align:left;vertical-align:top;padding:.3em .8em}"
-            "tr{border-bottom:1px solid #ccc}table{border-collapse:collapse}</style>"
-            f"<h1>{title}</h1><table><tr>{head}</tr>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
-            f"{''.join(f'<p>{html.escape(line)}</p>' for line in self._summary())}\n"
-        )

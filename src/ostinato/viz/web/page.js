@@ -314,7 +314,7 @@ async function readReturns() {
     const found = await ask("returns", { first: returns.length });
     returns = returns.concat(found.values);
     filter();
-    await new Promise((done) => setTimeout(done, found.values.length ? 300 : 1000));
+    await new Promise((done) => setTimeout(done, 100));  // other requests come between
   }
 }
 

@@ -6,20 +6,18 @@ import base64
 import io
 import math
 import socket
-import threading
 import time
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 from ostinato._optional import require
 from ostinato.errors import OptionError
 from ostinato.viz.figures import LINES
-from ostinato.viz.frames import ALL_CAMERAS, Position, read_frame, read_timeline
+from ostinato.viz.frames import ALL_CAMERAS, Navigator, Position, read_frame, read_timeline
 from ostinato.viz.sources import id_range, parse_number
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import Callable
 
     import numpy as np
 
@@ -40,48 +38,9 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-store",
 }
-_PAUSE_S = 0.1
-_PARAMETERS = ("trajectory", "step", "env", "first")
-
-
-@final
-class _ReturnReader:
-    """Reads the return of each trajectory in a background thread; pauses while frames are requested."""
-
-    def __init__(self, source: TrajectorySource) -> None:
-        self._source = source
-        self.values: list[float | None] = []
-        self._quiet_from = 0.0
-        self._closed = threading.Event()
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-
-    def start(self) -> None:
-        """Start the thread, unless it runs already."""
-        with self._lock:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._read, name="ostinato-returns", daemon=True)
-                self._thread.start()
-
-    def wait(self) -> None:
-        """Pause briefly, so that frames are served first."""
-        self._quiet_from = time.monotonic() + _PAUSE_S
-
-    def close(self) -> None:
-        """Stop the thread and wait for it."""
-        self._closed.set()
-        with self._lock:
-            if self._thread is not None:
-                self._thread.join()
-
-    def _read(self) -> None:
-        for index in range(len(self._source.ids)):
-            while time.monotonic() < self._quiet_from and not self._closed.is_set():
-                time.sleep(_PAUSE_S / 4)
-            if self._closed.is_set():
-                return
-            value = self._source.returns(index)
-            self.values.append(value if value is not None and math.isfinite(value) else None)
+_READ_S = 0.2
+"""Time in which returns are read for one request."""
+_PARAMETERS = (*Position._fields, "first")
 
 
 @final
@@ -90,11 +49,7 @@ class _Api:
 
     def __init__(self, source: TrajectorySource, start: Position) -> None:
         self._source, self._start = source, start
-        self._returns = _ReturnReader(source)
-
-    def close(self) -> None:
-        """Stop the background thread."""
-        self._returns.close()
+        self._returns: dict[int, float | None] = {}
 
     def source(self, _: dict[str, int]) -> dict[str, Any]:
         """Return all trajectories: ids, steps, environments."""
@@ -112,14 +67,20 @@ class _Api:
         }
 
     def returns(self, given: dict[str, int]) -> dict[str, Any]:
-        """Return the returns read so far, from the position `first` on."""
-        self._returns.start()
-        first = given.get("first", 0)
-        return {"first": first, "values": self._returns.values[first:]}
+        """Return the returns from the position `first` on: as many as can be read in a short time, but at least one."""
+        first, until = given.get("first", 0), time.monotonic() + _READ_S
+        values: list[float | None] = []
+        for index in range(first, len(self._source.ids)):
+            if index not in self._returns:
+                value = self._source.returns(index)
+                self._returns[index] = value if value is not None and math.isfinite(value) else None
+            values.append(self._returns[index])
+            if time.monotonic() > until:
+                break
+        return {"first": first, "values": values}
 
     def frame(self, given: dict[str, int]) -> dict[str, Any]:
         """Return one step: facts, and the images of all cameras."""
-        self._returns.wait()
         position = self._position(given)
         seen = read_frame(self._source, position, ALL_CAMERAS)
         return {
@@ -150,11 +111,8 @@ class _Api:
 
     def _position(self, given: dict[str, int]) -> Position:
         """Return the requested position, clipped to the positions that exist."""
-        index = min(given.get("trajectory", 0), len(self._source.ids) - 1)
-        trajectory = self._source.open(index)
-        return Position(
-            index, min(given.get("step", 0), trajectory.steps - 1), min(given.get("env", 0), trajectory.envs - 1)
-        )
+        wanted = Position(*(given.get(name, 0) for name in Position._fields))
+        return Navigator(self._source, wanted).position
 
 
 def _pictures(view: ObservationView) -> dict[str, Any]:
@@ -210,11 +168,6 @@ def make_app(source: TrajectorySource, start: Position) -> Any:
     def file(path: Path, kind: str) -> Callable[[Any], Any]:
         return lambda _: responses.FileResponse(path, media_type=kind, headers=_HEADERS)
 
-    @asynccontextmanager
-    async def lifespan(_: Any) -> AsyncIterator[None]:
-        yield
-        api.close()
-
     here = Path(__file__).parent
     routes = [routing.Route(url, file(here / name, kind)) for url, (name, kind) in _FILES.items()]
     routes += [
@@ -222,7 +175,7 @@ def make_app(source: TrajectorySource, start: Position) -> Any:
         for name in ("source", "returns", "frame", "timeline")
     ]
     trusted = middleware.Middleware(hosts.TrustedHostMiddleware, allowed_hosts=[_HOST, "localhost"])
-    return applications.Starlette(routes=routes, middleware=[trusted], lifespan=lifespan)
+    return applications.Starlette(routes=routes, middleware=[trusted])
 
 
 def _numbers(given: Any) -> dict[str, int]:
