@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Sequence
 
+    from torch import Tensor
+
     from ostinato.durable.tensorfile import TreePath
     from ostinato.groups.ledger import GroupEntry
     from ostinato.groups.records import Response
@@ -84,7 +86,9 @@ class GroupFolder(TrajectorySource):
         facts = [("state", entry.state), ("prompt", prompt)]
         facts += [(each.id, each.fields["text"]) for each in group.responses if "text" in each.fields]
         tokens = [array_of(response.fields[_TOKENS]) for response in group.responses]
-        columns = {(title,): _padded(response.fields[drawn], steps) for title, response in shown.items()}
+        columns: dict[TreePath, np.ndarray] = {
+            (title,): _padded(response.fields[drawn], steps) for title, response in shown.items()
+        }
 
         def read(path: TreePath, at: np.ndarray, env: int) -> np.ndarray:
             del env
@@ -128,7 +132,7 @@ def _drawn(responses: Sequence[Response]) -> str:
     )
 
 
-def _padded(values: object, steps: int) -> np.ndarray:
+def _padded(values: Tensor, steps: int) -> np.ndarray:
     """Return the values of a response as float32 `[steps]`, NaN behind its end."""
     found = array_of(values).astype(np.float32)
     return np.pad(found, (0, steps - len(found)), constant_values=np.nan)
