@@ -37,6 +37,19 @@ inline const std::int64_t* slots_of(nb::handle tensor, std::int64_t& n) {
     return reinterpret_cast<const std::int64_t*>(Exchange::data_of(view));
 }
 
+/// Allocate tensors for `counts` rows: one number for all fields, or one for each.
+inline NewBatch make_batch(const std::vector<Form>& forms, const std::vector<std::int64_t>& counts) {
+    NewBatch batch;
+    batch.tensors.reserve(forms.size());
+    batch.addresses.reserve(forms.size());
+    for (std::size_t f = 0; f < forms.size(); ++f) {
+        NewTensor made = Exchange::torch().make(forms[f], counts[counts.size() == 1 ? 0 : f]);
+        batch.tensors.push_back(std::move(made.object));
+        batch.addresses.push_back(made.data);
+    }
+    return batch;
+}
+
 /// The fields of a table with the forms of their rows.
 class Batches {
 public:
@@ -52,18 +65,8 @@ public:
 
     const std::vector<Form>& forms() const { return forms_; }
 
-    /// Allocate tensors for `counts` rows: one number for all fields, or one for each.
-    NewBatch make(const std::vector<std::int64_t>& counts) const {
-        NewBatch batch;
-        batch.tensors.reserve(forms_.size());
-        batch.addresses.reserve(forms_.size());
-        for (std::size_t f = 0; f < forms_.size(); ++f) {
-            NewTensor made = Exchange::torch().make(forms_[f], counts[counts.size() == 1 ? 0 : f]);
-            batch.tensors.push_back(std::move(made.object));
-            batch.addresses.push_back(made.data);
-        }
-        return batch;
-    }
+    /// Allocate tensors; see `make_batch`.
+    NewBatch make(const std::vector<std::int64_t>& counts) const { return make_batch(forms_, counts); }
 
     /// Copy rows to memory.
     void copy(const std::vector<const std::int64_t*>& slots, const std::vector<std::int64_t>& counts,

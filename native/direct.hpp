@@ -153,14 +153,15 @@ public:
         if (windows_ != nullptr) return sample_windows(n);
         Drawn drawn;
         if (!draw(n, drawn)) return nb::none();
-        NewBatch batch = batches_->make({n});
+        NewBatch batch = make_batch(forms(), {n});
         if (!copy(drawn, n, batch.addresses)) return nb::none();
         return result(as_batch(batch.tensors, parts_.keys), drawn, n);
     }
 
     /// As `sample`, into the tensors of an earlier batch, which takes the place of the new one.
     nb::object sample_into(nb::handle out, std::int64_t n) {
-        if (!parts_.draws || windows_ != nullptr || n < 1 || !is_eager()) return nb::none();
+        if (!parts_.draws || windows_ != nullptr || nexts_ != nullptr || n < 1 || !is_eager())
+            return nb::none();
         std::vector<nb::object> outs;  // other threads may change the dict meanwhile
         if (!find_fields(out, outs)) return nb::none();
         const std::vector<Byte*> addresses = batches_->addresses(outs, n);
@@ -292,8 +293,10 @@ private:
         if (!parts_.admits.is_none() && !parts_.admits(n).is(Py_True)) return false;
         place(lead, n, to);
         const Fields& fields = batches_->fields();
+        std::vector<const Byte*> kept;
+        if (nexts_ != nullptr) kept = nexts_->kept(addresses_);
         Plan plan = fields.plan_write(to.slots.empty() ? nullptr : to.slots.data(), to.run.rows,
-                                      nexts_ == nullptr ? addresses_ : nexts_->kept(addresses_));
+                                      nexts_ == nullptr ? addresses_ : kept);
         plan.start = to.run.start;
         plan.skip = to.run.skip;
         plan.picks = to.picks.empty() ? nullptr : to.picks.data() + to.run.skip;
@@ -571,18 +574,25 @@ private:
 
     /// Copy the rows drawn; once more under the lock if one was replaced meanwhile. False if rows are gone.
     bool copy(const Drawn& drawn, std::int64_t n, const std::vector<Byte*>& outs) {
-        batches_->copy({drawn.at}, {n}, outs);
+        fill(drawn.at, n, outs);
         if (is_untouched(drawn.serial)) return true;
         const Held held(parts_.acquire, parts_.release);
         if (!is_usable()) return false;
         const auto replaced = [&](std::int64_t slot) { return is_replaced(slot, drawn.serial); };
         if (std::none_of(drawn.at, drawn.at + n, replaced)) return true;
         if (*std::max_element(drawn.at, drawn.at + n) >= ring_->rows) return false;
-        batches_->copy({drawn.at}, {n}, outs);
+        fill(drawn.at, n, outs);
         for (std::int64_t i = 0; drawn.generations_at != nullptr && i < n; ++i)
             drawn.generations_at[i] = ring_->generation(drawn.at[i]) + parts_.first_generation;
         counts_->redone += 1;
         return true;
+    }
+
+    /// Copy rows to the tensors of a batch.
+    void fill(const std::int64_t* slots, std::int64_t n, const std::vector<Byte*>& outs) const {
+        if (nexts_ == nullptr) return batches_->copy({slots}, {n}, outs);
+        batches_->copy({slots}, {n}, nexts_->kept(outs));
+        nexts_->read(slots, n, outs);
     }
 
     nb::object result(const nb::object& batch, const Drawn& drawn, std::int64_t n) {

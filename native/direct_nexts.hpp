@@ -1,4 +1,4 @@
-// Direct writes of rows whose next observations are stored once.
+// Direct writes and draws of rows whose next observations are stored once.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -25,6 +25,7 @@ public:
     DirectNexts(nb::object owner, const nb::list& pairs, const nb::list& kept, const nb::list& templates)
         : owner_(std::move(owner)), table_(nb::cast<SingleCopy*>(owner_)), forms_(forms_of(templates)) {
         for (nb::handle pair : pairs) {
+            numbers_.push_back(static_cast<std::int64_t>(numbers_.size()));
             nexts_at_.push_back(position(pair[0]));
             obs_at_.push_back(position(pair[1]));
         }
@@ -34,8 +35,16 @@ public:
     const std::vector<Form>& forms() const { return forms_; }
 
     /// The addresses of the fields in the table, of those of all fields.
-    const std::vector<const Byte*>& kept(const std::vector<const Byte*>& addresses) {
-        return choose(kept_, addresses, dense_);
+    template <typename Address>
+    std::vector<Address> kept(const std::vector<Address>& addresses) const {
+        return chosen(kept_, addresses);
+    }
+
+    /// Copy the next observations of rows, to those of the addresses of all fields. Without the lock.
+    void read(const std::int64_t* slots, std::int64_t n, const std::vector<Byte*>& outs) const {
+        const std::vector<Byte*> nexts = chosen(nexts_at_, outs);
+        run_released_if(table_->row_bytes() * static_cast<std::size_t>(n) >= kReleaseBytes,
+                        [&] { table_->gather(numbers_, slots, nullptr, n, nexts); });
     }
 
     /// Before rows are written from the cursor on: compare them, and give rows whose next observation is
@@ -44,9 +53,9 @@ public:
     bool prepare(const RingRun& run, const RingCounts& ring, const std::vector<const Byte*>& addresses) {
         const auto rows = static_cast<std::size_t>(run.total());
         if (table_->row_bytes() * rows >= kReleaseBytes) return false;
-        choose(nexts_at_, addresses, nexts_);
+        nexts_ = chosen(nexts_at_, addresses);
         flags_.resize(2 * rows);
-        const std::int64_t need = table_->compare(ring.cursor, run.total(), choose(obs_at_, addresses, obs_),
+        const std::int64_t need = table_->compare(ring.cursor, run.total(), chosen(obs_at_, addresses),
                                                   nexts_, flags_.data(), flags_.data() + rows);
         const std::int64_t most = table_->allocated();  // one for each slot is enough
         const bool fits = need >= 0 && (need <= most - table_->used() || most >= ring.capacity);
@@ -66,19 +75,21 @@ private:
         return found;
     }
 
-    static const std::vector<const Byte*>& choose(const std::vector<std::size_t>& positions,
-                                                  const std::vector<const Byte*>& addresses,
-                                                  std::vector<const Byte*>& chosen) {
-        chosen.clear();
-        for (const std::size_t at : positions) chosen.push_back(addresses[at]);
-        return chosen;
+    template <typename Address>
+    static std::vector<Address> chosen(const std::vector<std::size_t>& positions,
+                                       const std::vector<Address>& addresses) {
+        std::vector<Address> found;
+        found.reserve(positions.size());
+        for (const std::size_t at : positions) found.push_back(addresses[at]);
+        return found;
     }
 
     nb::object owner_;
     SingleCopy* table_;
     std::vector<Form> forms_;
     std::vector<std::size_t> nexts_at_, obs_at_, kept_;
-    std::vector<const Byte*> nexts_, obs_, dense_;
+    std::vector<std::int64_t> numbers_;  // of all next observations in `table_`
+    std::vector<const Byte*> nexts_;
     std::vector<Flag> flags_;
 };
 

@@ -58,8 +58,10 @@ def find_direct(engine: Reader, *, draws: bool, bare: bool, env_first: bool) -> 
     fields, stored, schema = found
     table, nexts = fields.dense, _nexts(fields)
     arrays = ring.arrays_of_all()
-    draws &= not (engine.rules or arrays or nexts)
-    windows = direct_windows(engine, table, schema) if engine.tracker is not None and draws and bare else None
+    draws &= not (engine.rules or arrays)
+    windows = None
+    if engine.tracker is not None and draws and bare and nexts is None:
+        windows = direct_windows(engine, table, schema)
     writes, draws = _may_write(engine), draws and _may_draw(engine, windows)
     if not (writes or draws):
         return None
