@@ -286,11 +286,15 @@ ELSEWHERE = {
 }
 
 
+IMPORT_MORE = {"ostinato.__main__", "ostinato.compat.transferqueue"}
+"""Modules that do something when they are imported, or need a package that is not installed here."""
+
+
 def public_calls() -> set[str]:
     """Names of all functions and methods with a keyword `progress` that modules export."""
     found = set()
-    names = [info.name for info in pkgutil.walk_packages(ostinato.__path__, "ostinato.")]
-    for exports in [ostinato, *(importlib.import_module(name) for name in names if not name.endswith("__main__"))]:
+    names = {info.name for info in pkgutil.walk_packages(ostinato.__path__, "ostinato.")} - IMPORT_MORE
+    for exports in [ostinato, *map(importlib.import_module, names)]:
         for thing in (getattr(exports, name) for name in getattr(exports, "__all__", ())):
             members = vars(thing).values() if inspect.isclass(thing) else [thing]
             for member in (getattr(one, "__func__", one) for one in members):
