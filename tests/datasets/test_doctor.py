@@ -134,7 +134,7 @@ def test_the_command_prints_findings_and_sets_the_exit_status(tmp_path: Path) ->
 
 
 def test_the_command_draws_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    agg = pytest.importorskip("matplotlib.backends.backend_agg")
+    drawn = pytest.importorskip("matplotlib.figure").Figure
     path = CLEAN["v3-two-cameras"](tmp_path / "small")
     target = tmp_path / "page.png"
     assert run_here("doctor", path, "--output", target).returncode == 0
@@ -152,7 +152,7 @@ def test_the_command_draws_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     values["observation.state"] *= np.array([200] + [10] * 7, np.float32)
     fill(path, values)
     figures: list[Any] = []
-    monkeypatch.setattr(agg.FigureCanvasAgg, "print_png", lambda canvas, *_, **__: figures.append(canvas.figure))
+    monkeypatch.setattr(drawn, "savefig", lambda figure, *_, **__: figures.append(figure))
     assert run_here("doctor", path, "--output", tmp_path, "--overwrite").returncode == 0
     panels = {axes.get_title(loc="left"): axes for axes in figures[0].axes}
     assert panels["Range of action"].get_yscale() == "symlog", "one dimension is far larger than the others"

@@ -20,6 +20,7 @@ from tensordict import TensorDict
 
 import ostinato
 from ostinato import (
+    GroupBuffer,
     H5StorageCheckpointer,
     LazyMemmapStorage,
     LazyTensorStorage,
@@ -129,6 +130,13 @@ def trajectories(_: Path) -> TrajectoryReplayBuffer:
     buffer = TrajectoryReplayBuffer(cache_size=10)
     buffer.add_trajectories([rollout(n, 2) for n in range(6)])
     return buffer
+
+
+def groups(path: Path) -> Path:
+    with GroupBuffer(path / "groups", size=1) as made:
+        for name in made.admit(range(5)):
+            made.append(name, {"tokens": [1, 2]}, id="0")
+    return path / "groups"
 
 
 def trajectory_folder(path: Path) -> Path:
@@ -265,6 +273,7 @@ CASES = [
     Case("inspect_checkpoint", patched, lambda source, _, f: tools.inspect_checkpoint(source, progress=f)),
     Case("verify", patched, lambda source, _, f: tools.verify(source, progress=f)),
     Case("verify", trajectory_folder, lambda source, _, f: tools.verify(source, progress=f)),
+    Case("inspect_groups", groups, lambda source, _, f: tools.inspect_groups(source, progress=f)),
     Case("inspect_store", trajectory_folder, lambda source, _, f: tools.inspect_store(source, progress=f)),
     Case("convert", trajectory_folder, lambda source, p, f: tools.convert(source, p / "t", "safetensors", progress=f)),
     Case("split", trajectory_folder, lambda source, p, f: tools.split(source, p / "t", 3, progress=f)),
