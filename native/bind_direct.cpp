@@ -52,7 +52,8 @@ constexpr const char* kSampleDoc = R"(
 
     Returns:
         A tuple of the batch, a new dict, and the slots, int64 `[n]`; with priorities also of the weights and the
-        generations, int64 `[n]`. A tuple of the batch alone where it `has_more_info`. Or None.
+        generations, int64 `[n]`. Of slices the batch, the slots and the length of a slice, of other windows the
+        batch alone. Or None.
 )";
 constexpr const char* kIntoDoc = R"(
     As `sample`, into the tensors of a dict of the same keys, which is the batch of the result.

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <deque>
 #include <functional>
 #include <numeric>
@@ -147,7 +148,8 @@ public:
     int lead() const { return parts_.width > 0 ? 2 : 1; }
 
     /// Draw `n` rows and return a tuple of the batch, their slots, and with priorities their weights and
-    /// generations; of the batch alone for windows. None if Python has to.
+    /// generations; for slices their slots and length, for other windows the batch alone. None if Python has
+    /// to.
     nb::object sample(std::int64_t n) {
         if (!parts_.draws || n < 1 || !is_eager()) return nb::none();
         if (windows_ != nullptr) return sample_windows(n);
@@ -471,8 +473,12 @@ private:
         windows_->fill(*batches_, drawn, batch);
         if (!is_untouched(serial) && !refill(drawn, batch, serial)) return nb::none();
         count_drawn(n);
-        return nb::make_tuple(
-            as_batch(batch.tensors, windows_->keys().is_none() ? nb::handle(parts_.keys) : windows_->keys()));
+        const nb::handle keys = windows_->keys().is_none() ? nb::handle(parts_.keys) : windows_->keys();
+        if (!windows_->are_slices()) return nb::make_tuple(as_batch(batch.tensors, keys));
+        const auto rows = static_cast<std::int64_t>(drawn.rows.size());
+        NewTensor slots = Exchange::torch().make({{dlpack::kInt, 64, 1}, {}}, rows);
+        std::memcpy(slots.data, drawn.rows.data(), drawn.rows.size() * sizeof(std::int64_t));
+        return nb::make_tuple(as_batch(batch.tensors, keys), slots.object, drawn.width);
     }
 
     /// Copy windows once more, under the lock, if one of their rows was replaced since `serial`. False if one

@@ -149,6 +149,9 @@ public:
         forms_.push_back({{dlpack::kFloat, 32, 1}, {}});
     }
 
+    /// Whether windows are slices, else those of a unit.
+    bool are_slices() const { return kind_ == Kind::slices; }
+
     /// Keys of a batch; null for those of the rows.
     nb::handle keys() const { return keys_; }
 

@@ -60,7 +60,8 @@ def find_direct(engine: Reader, *, draws: bool, bare: bool, env_first: bool) -> 
     arrays = ring.arrays_of_all()
     draws &= not (engine.rules or arrays)
     windows = None
-    if engine.tracker is not None and draws and bare and nexts is None:
+    named = bare or (engine.unit is None and not engine.writer.tracks_generations)  # slots name the rows of slices
+    if engine.tracker is not None and draws and named and nexts is None:
         windows = direct_windows(engine, table, schema)
     writes, draws = _may_write(engine), draws and _may_draw(engine, windows)
     if not (writes or draws):

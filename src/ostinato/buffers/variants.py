@@ -13,6 +13,7 @@ from ostinato.buffers.sampling import INFO
 from ostinato.buffers.updates import priorities_of_batch, row_names
 from ostinato.core import kinds
 from ostinato.core.episodes.tracker import Episodes, as_path
+from ostinato.core.records import Plan
 from ostinato.errors import NoTensorDictError, OptionError
 from ostinato.samplers import PrioritizedSampler, PrioritySampler
 from ostinato.storages import ListStorage, Storage
@@ -28,9 +29,11 @@ if TYPE_CHECKING:
     from ostinato.buffers.options import BufferOptions
     from ostinato.core.episodes.tracker import Key
     from ostinato.core.records import Draw
-    from ostinato.core.rows import Schema
+    from ostinato.core.rows import Path, Schema
 
 _FLAGS = ("done", "terminated", "truncated")
+_SLICES = 3
+"""Parts of what a direct call returns for slices: the batch, its slots, and the length of a slice."""
 
 
 class TensorDictReplayBuffer(ReplayBuffer):
@@ -132,10 +135,17 @@ class TensorDictReplayBuffer(ReplayBuffer):
         return data
 
     def _presented(self, found: tuple[Any, ...], schema: Schema | None, size: int, *, return_info: bool) -> Any:
+        flags: dict[Path, Tensor] = {}
+        if len(found) == _SLICES and schema is not None:
+            fields, slots, length = found
+            rows = kinds.with_fields({}, {as_path(key): value for key, value in fields.items()})
+            flags = self._engine.sampler.marks(Plan(schema, slots[::length], slots, repeat=length), rows)
+            found = (fields, self._flat_index(slots))
         result = super()._presented(found, schema, size, return_info=return_info)
         batch = result[0] if return_info else result
         if not self._transform.steps or kinds.is_tensor_collection(batch):  # a transform may make something else of it
             kinds.put(batch, dict(zip(INFO, found[1:], strict=False)))
+            kinds.with_fields(batch, flags)
         return result
 
     def _filled(

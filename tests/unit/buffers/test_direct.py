@@ -24,6 +24,7 @@ from ostinato import (
     Sampler,
     SamplerWithoutReplacement,
     SliceSampler,
+    TensorDictReplayBuffer,
 )
 from ostinato._backend import backend, use_backend
 from ostinato.errors import EmptyBufferError, SchemaError
@@ -79,6 +80,7 @@ PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "nested": dict,
     "nested, TensorDicts": lambda: {"sampler": PrioritizedSampler(CAPACITY, 0.7, 0.5)},
     "nested, single copy, TensorDicts": dict,
+    "nested, slices, buffer of TensorDicts": lambda: {"sampler": SliceSampler(slice_len=3, end_key="done")},
     "nested, n-step, TensorDicts": lambda: {"sample_unit": NStep(3, 0.5)},
     "n-step, float64": lambda: {"sample_unit": NStep(4, 0.5, reward_key="exact", next_keys=["done"])},
     "frames": lambda: {"sample_unit": FrameStack(3, ["image"], merge=True)},
@@ -99,7 +101,8 @@ def make(parts: str) -> ReplayBuffer:
     kind: Any = LazyMemmapStorage if "mapped" in parts else LazyTensorStorage
     pair: Any = {("next", "image") if "nested" in parts else "next_image": "image"}
     storage = kind(CAPACITY, single_copy=pair if "single copy" in parts else False)
-    return ReplayBuffer(storage=storage, batch_size=6, generator=seeded(3), **PARTS[parts]())
+    buffer = TensorDictReplayBuffer if "buffer of TensorDicts" in parts else ReplayBuffer
+    return buffer(storage=storage, batch_size=6, generator=seeded(3), **PARTS[parts]())
 
 
 class Forms(Program):
@@ -203,14 +206,15 @@ def test_common_buffers_have_direct_calls() -> None:
 def test_ordinary_options_have_direct_calls() -> None:
     for parts in PARTS.keys() - {"memory", "mapped", *WRITTEN_IN_GENERAL}:
         rb, rng, form = make(parts), np.random.default_rng(0), nest if "nested" in parts else dict
+        wrap: Any = TensorDict if "TensorDicts" in parts else lambda data, _: data
         for _ in range(2):
-            rb.extend(form(rows(rng, 30)))
+            rb.extend(wrap(form(as_tensors(rows(rng, 30))), [30]))
             rb.sample()
         found = rb._engine.direct
         assert found is not None
-        assert found.extend(rb._direct_rows(form(rows(rng, 3)), 1, found)) is not None
-        one = form({key: value[0] for key, value in rows(rng, 1).items()})
-        assert found.add(rb._direct_rows(one, 0, found)) is not None
+        assert found.extend(rb._direct_rows(wrap(form(as_tensors(rows(rng, 3))), [3]), 1, found)) is not None
+        one = form(as_tensors({key: value[0] for key, value in rows(rng, 1).items()}))
+        assert found.add(rb._direct_rows(wrap(one, []), 0, found)) is not None
         general = parts in {"episodes alone", "rate limiter", "a mask"} or parts == "single copy, mapped, slices"
         assert (found.sample(6) is None) == general
 
