@@ -46,6 +46,10 @@ class Translated(importlib.machinery.SourceFileLoader):
                 data = data.replace(LINE, f"from {MODULE} import ReplayBuffer\n".encode())
         return data
 
+    def path_stats(self, path: str) -> Any:
+        """Refuse: bytecode that was made of the file as it is would be taken."""
+        raise OSError(path)
+
     def exec_module(self, module: Any) -> None:
         vars(module).update(NAMES)
         super().exec_module(module)
