@@ -16,7 +16,7 @@ from ostinato import LazyMemmapStorage, LazyTensorStorage, ListStorage, ReplayBu
 from ostinato.testing.views import bits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 __all__ = [
     "STORAGES",
@@ -94,7 +94,7 @@ def at(batch: Any, index: Any) -> Any:
 
 Maker = "Callable[[int], Storage]"
 
-TENSORS: dict[str, Callable[[int], Storage]] = {
+TENSORS: dict[str, Any] = {
     "packed": LazyTensorStorage,
     "columns": lambda capacity: LazyTensorStorage(capacity, packed=False),
     "mapped": LazyMemmapStorage,
@@ -102,7 +102,7 @@ TENSORS: dict[str, Callable[[int], Storage]] = {
 }
 """Storages that lay out tensors themselves, by name."""
 
-STORAGES: dict[str, Callable[[int], Storage]] = {"list": ListStorage, **TENSORS}
+STORAGES: dict[str, Any] = {"list": ListStorage, **TENSORS}
 """All storages that begin empty, by name."""
 
 

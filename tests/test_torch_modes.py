@@ -55,7 +55,7 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+MODES: dict[str, Any] = {
     "with a device": lambda: META,
     "default device": default_device,
     "float64": lambda: default_dtype(torch.float64),
@@ -135,7 +135,7 @@ def trajectories(directory: Path) -> Iterator[Any]:
 
 
 # Nested tensors have no bytes to compare, and the transform of the registry makes its state as the mode says.
-SCENARIOS: dict[str, Callable[[Path], Iterator[Any]]] = {
+SCENARIOS: dict[str, Any] = {
     **{name: of_the_registry(name) for name in BUFFERS if "Ragged" not in name and name != "transform"},
     "edits": edits,
     "environments": environments,

@@ -18,7 +18,7 @@ LEFT_OUT = {
 BUFFER = ReplayBuffer(storage=LazyTensorStorage(4), batch_size=2)
 SCHEDULE: dict[str, Any] = {"obj": PrioritizedSampler(4, 0.7, 0.5), "param_name": "beta"}
 ARGUMENTS = {"ReplayBufferEnsemble": (BUFFER,), "SamplerEnsemble": (RandomSampler(),)}
-NEEDED: dict[str, dict[str, Any]] = {
+NEEDED: dict[str, Any] = {
     "DeltaTimestamps": {"delta_timestamps": {"obs": [0.0]}, "fps": 10},
     "FrameStack": {"k": 2, "keys": ["obs"]},
     "GroupClient": {"address": "socket"},

@@ -15,8 +15,6 @@ from tests.contracts.suites import suites
 from tests.registry import SAMPLERS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ostinato.protocols import View
 
 pytestmark = pytest.mark.usefixtures("backend")
@@ -79,7 +77,7 @@ class Reading(SamplerContract):
         return view._replace(stored=_Stored(view.ring))
 
 
-_READING: dict[str, Callable[[], Sampler]] = {
+_READING: dict[str, Any] = {
     "staleness": StalenessAwareSampler,
     "prompt groups": partial(PromptGroupSampler, samples_per_group=1),
 }

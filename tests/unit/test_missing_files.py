@@ -26,7 +26,7 @@ def buffer(**options: Any) -> ReplayBuffer:
     return ReplayBuffer(storage=LazyTensorStorage(8, **options), batch_size=2)
 
 
-OPENERS: dict[str, Callable[[Path], object]] = {
+OPENERS: dict[str, Any] = {
     "loads": lambda path: buffer().loads(path),
     "loads mapped": lambda path: buffer().loads(path, mmap=True),
     "ensemble": lambda path: ReplayBufferEnsemble(buffer(), buffer()).loads(path),
@@ -85,7 +85,7 @@ def of_trajectories(path: Path, *, loaded: bool = False) -> Callable[[], object]
     return lambda: before.sample(4) if loaded else TrajectoryReplayBuffer().load_checkpoint(path)
 
 
-LOSSES: list[Callable[[Path], Callable[[], object]]] = [
+LOSSES: list[Any] = [
     of_a_buffer,
     of_trajectories,
     partial(of_trajectories, loaded=True),

@@ -159,7 +159,7 @@ def test_a_batch_beyond_the_budget_changes_nothing() -> None:
 
 
 def test_options_and_parts_that_cannot_follow_raise() -> None:
-    wrong: list[tuple[dict[str, Any], type[Exception], str]] = [
+    wrong: list[Any] = [
         ({"codec": None}, OptionError, "max_bytes needs codec"),
         ({"single_copy": True}, OptionError, "or single_copy out"),
         ({"max_bytes": 0}, CapacityError, "positive integer or None, got 0"),
@@ -171,7 +171,7 @@ def test_options_and_parts_that_cannot_follow_raise() -> None:
     raises(
         *((lambda given=given: LazyTensorStorage(**{**base, **given}), error, words) for given, error, words in wrong)
     )
-    parts: list[tuple[dict[str, Any], str]] = [
+    parts: list[Any] = [
         ({"writer": TensorDictMaxValueWriter(rank_key="id")}, "keeps no order: use RoundRobinWriter"),
         ({"sampler": QueueSampler()}, "QueueSampler counts the draws"),
         ({"evict": "episodes", "episodes": None}, "does not know where they end"),

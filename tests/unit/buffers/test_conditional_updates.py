@@ -94,7 +94,7 @@ def test_invalid_arguments_change_nothing() -> None:
     plain.extend({"x": torch.zeros(4)})
     assert plain.writer.generations_of(index).tolist() == [-1] * 4
     patch = {"x": torch.ones(4)}
-    wrong: list[tuple[dict[str, Any], type[Exception], str]] = [
+    wrong: list[Any] = [
         ({"version": 1}, OptionError, "provided together"),
         ({"version": 1, "version_key": ("n", "w")}, OptionError, "per-record scalar"),
         ({"version": 1, "version_key": "n.w"}, OptionError, "Dotted-string"),

@@ -129,7 +129,7 @@ def test_damaged_checkpoints_are_refused() -> None:
 
 def test_what_cannot_be_deleted_changes_nothing() -> None:
     unit = {"sample_unit": NStep(2, 0.9, reward_key="gain"), "episodes": Episodes(end_key="done")}
-    cases: list[tuple[dict[str, Any], type[Exception], str]] = [
+    cases: list[Any] = [
         ({"storage": LazyTensorStorage(8, single_copy=True)}, OptionError, "single_copy"),
         ({"writer": ReservoirWriter()}, OptionError, "ReservoirWriter"),
         ({"episodes": Episodes(end_key="done")}, OptionError, "mask_key"),

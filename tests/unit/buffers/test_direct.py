@@ -66,7 +66,7 @@ def nest(data: dict[str, Any]) -> dict[str, Any]:
     return {**{key: value for key, value in data.items() if not key.startswith("next_")}, "next": after}
 
 
-PARTS: dict[str, Callable[[], dict[str, Any]]] = {
+PARTS: dict[str, Any] = {
     "memory": dict,
     "mapped": dict,
     "single copy": dict,
@@ -273,7 +273,7 @@ def test_episodes_of_views_follow_direct_writes(parts: str) -> None:
     assert found[0] == found[1]
 
 
-ORDERS: dict[str, Callable[[ReplayBuffer], Any]] = {
+ORDERS: dict[str, Any] = {
     "deleted": lambda rb: rb.delete([3, 8]),
     "edited": lambda rb: rb.set_at_("action", torch.tensor([1, 2]), [3, 8]),
     "cursor moved": lambda rb: rb._engine.store.move_cursor(5),
@@ -397,7 +397,7 @@ def filled(**options: Any) -> ReplayBuffer:
 
 @pytest.mark.filterwarnings("ignore::ostinato.errors.EpisodesWarning")
 def test_out_is_filled_with_the_batch_that_would_have_been_returned() -> None:
-    cases: list[dict[str, Any]] = [
+    cases: list[Any] = [
         {},
         {"prefetch": 2},
         {"transform": lambda batch: {**batch, "obs": batch["obs"] + 1}},
@@ -421,7 +421,7 @@ def test_out_is_filled_with_the_batch_that_would_have_been_returned() -> None:
 def test_out_that_does_not_fit_raises_before_anything_is_written(sampler: Callable[[], Sampler]) -> None:
     rb = filled(sampler=sampler())
     out, stored = rb.sample(), {key: value.clone() for key, value in rb[:].items()}
-    wrong: list[tuple[dict[str, Any], str]] = [
+    wrong: list[Any] = [
         ({"obs": out["obs"].double()}, "'obs' of out has another dtype"),
         ({"obs": out["obs"][:4]}, "'obs' of out has another dtype"),
         ({"obs": torch.zeros(3, 8).t()}, "'obs' of out is not contiguous"),

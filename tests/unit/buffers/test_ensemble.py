@@ -218,7 +218,7 @@ def test_the_others_keep_their_ratio_while_a_member_is_empty() -> None:
 
 
 def test_without_rows_an_error_comes_before_anything_is_drawn() -> None:
-    cases: list[tuple[int, dict[str, Any], str]] = [
+    cases: list[Any] = [
         (0, {}, "Cannot sample"),
         (0, {"p": "sampleable"}, "no member"),
         (0, {"sample_from_all": True}, "Cannot sample"),
@@ -273,7 +273,7 @@ def test_members_are_chosen_as_from_a_list() -> None:
         assert some.sampler.num_buffer_sampled == 3
     assert [len(part) for part in (rb, rb.storage, rb.sampler, rb.writer)] == [3, 3, 3, 3]
     assert (rb.storage[1], rb.sampler[1], rb.writer[1:].members) == (b.storage, b.sampler, (b.writer, c.writer))
-    wrong: list[tuple[type[Exception], list[Any]]] = [
+    wrong: list[Any] = [
         (SlotError, [3, -4, [0, 3], slice(3, None), [], ()]),
         (KindError, ["id", True, torch.tensor([True, False, True]), None, torch.zeros(2)]),
         (UsageError, [torch.zeros(2, 2, dtype=torch.int64)]),
@@ -402,7 +402,7 @@ def test_bad_priorities_change_no_member() -> None:
     batch = rb.sample(4)
     bad = torch.tensor([[4, 4], [4, float("nan")]])
     index = {"index": torch.tensor([[0, 1], [2, 50]]), "buffer_ids": torch.tensor([0, 1])}
-    wrong: list[tuple[type[Exception], tuple[Any, ...]]] = [
+    wrong: list[Any] = [
         (PriorityError, (batch, bad)),
         (SlotError, (index, bad.new_ones(2, 2))),
         (SlotError, ({**index, "buffer_ids": torch.tensor([0, 2])}, 4.0)),
@@ -447,7 +447,7 @@ def test_prefetched_rows_that_were_replaced_are_marked() -> None:
 
 
 def test_refused_constructions() -> None:
-    wrong: list[tuple[dict[str, Any], type[Exception], str]] = [
+    wrong: list[Any] = [
         ({"samplers": SamplerEnsemble(RandomSampler())}, UsageError, "not of both"),
         ({"p": [0.5, 0.5], "sample_from_all": True}, UsageError, "Cannot pass both `p` argument and `sample_from_all"),
         ({"p": [1.0]}, OptionError, r"each of the 2 members, got shape \[1\]"),

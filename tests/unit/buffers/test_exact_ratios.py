@@ -26,7 +26,7 @@ INF = math.inf
 
 
 MOST = sys.float_info.max
-EDGES: list[tuple[Any, int, Any, Any]] = [
+EDGES: list[Any] = [
     # Queue and Stack
     (1, 1, 0.0, 5),
     (1, 1, 0, 1),
@@ -35,7 +35,7 @@ EDGES: list[tuple[Any, int, Any, Any]] = [
     (0.3, 3, -2, INF),
     (2.0, 2, -MOST, MOST),
 ]
-FORMS: list[tuple[RateLimiter, tuple[Any, int, Any, Any]]] = [
+FORMS: list[Any] = [
     (RateLimiter(1 / 3, 1, 3), (Fraction(1, 3), 3, 0, 2)),
     # the class MinSize
     (RateLimiter(min_size_to_sample=4), (1, 4, -INF, INF)),
@@ -79,7 +79,7 @@ def test_edges_and_error_buffer_are_one_limiter_in_two_spellings() -> None:
 
 
 def test_bands_that_are_none_are_refused() -> None:
-    wrong: list[tuple[dict[str, Any], str]] = [
+    wrong: list[Any] = [
         ({"min_diff": 0, "max_diff": 4}, "goes together"),
         ({"samples_per_insert": 1, "min_diff": 0}, r"goes together .* got 1, None and \(0, None\)"),
         ({"samples_per_insert": 1, "error_buffer": 3, "min_diff": 0, "max_diff": 4}, "goes together"),

@@ -101,7 +101,7 @@ def test_updates_for_rows_that_are_gone_are_dropped_and_counted(change: str) -> 
 # -- forms of index and priority --------------------------------------------------------------------------------------
 
 
-FORMS: list[tuple[Any, Any]] = [
+FORMS: list[Any] = [
     ([1, 3], [2.0, 5.0]),
     (range(1, 4, 2), np.array([2, 5])),
     (np.array([1, 3], dtype=np.uint8), torch.tensor([2, 5])),
@@ -109,7 +109,7 @@ FORMS: list[tuple[Any, Any]] = [
     (torch.tensor([1, 3], dtype=torch.int32), torch.tensor([2.0, 5.0], dtype=torch.bfloat16, requires_grad=True)),
     (torch.tensor([[1], [3]]), torch.tensor([[2.0], [5.0]])),
 ]
-NUMBERS: list[tuple[Any, Any]] = [
+NUMBERS: list[Any] = [
     (2, 3),
     (np.int64(2), 3.0),
     (torch.tensor(2), np.float32(3)),
@@ -212,7 +212,7 @@ def test_trajectories_get_one_priority_each() -> None:
         assert priorities(rb)[slot] == slot + 2.0
 
 
-REFUSED: list[tuple[Any, Any, Any, type[Exception], str]] = [
+REFUSED: list[Any] = [
     ([0, 1], ["a", 1], None, KindError, "priorit"),
     ([0, 1], torch.tensor([1j, 2]), None, KindError, "priorit"),
     ([0, 1], torch.tensor([True, False]), None, KindError, "priorit"),

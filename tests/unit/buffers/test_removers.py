@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import count
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -30,9 +30,6 @@ from ostinato.samplers import PrioritySampler
 from ...effort import examples
 from .refusals import raises
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 CAPACITY = 6
 
 
@@ -48,7 +45,7 @@ class Row(NamedTuple):
     priority: float
 
 
-RANKS: dict[str, Callable[[Row], float]] = {
+RANKS: dict[str, Any] = {
     "fifo": lambda _: 0,
     "lifo": lambda row: -row.number,
     "lowest_priority": lambda row: row.priority,
@@ -136,7 +133,7 @@ def test_rows_that_leave_by_draws_make_room_first(sampler: Any) -> None:
     assert len(rb) == 6
 
 
-REFUSED: list[tuple[Any, str, dict[str, Any]]] = [
+REFUSED: list[Any] = [
     ("oldest", "'oldest_version'", {}),
     ("lowest_priority", "PrioritizedSampler", {}),
     ("oldest_version", "version_key", {"version_key": None}),

@@ -119,7 +119,7 @@ def test_updates_reach_the_rows_that_are_still_there_or_none_of_any_member() -> 
     names = rb.extend(rows([0, 1, 0]))
     generation = names["index_generation"]
     given: Any = {"index": names, "generation": generation}
-    wrong: list[tuple[dict[str, Any], Any]] = [
+    wrong: list[Any] = [
         ({"patch": {"other": torch.zeros(3)}}, SchemaError),
         ({"patch": {"id": torch.zeros(2, dtype=torch.int64)}}, SchemaError),
         ({"patch": {}, "index": names["index"]}, KindError),

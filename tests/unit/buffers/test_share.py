@@ -32,14 +32,12 @@ from ...sharing import AVAILABLE, check_ring, check_rows, die, end, ids_of, make
 from .refusals import raises
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
-    from ostinato import Storage
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="processes share buffers with the native extension, on Linux")
 
-KINDS: dict[str, Callable[..., Storage]] = {
+KINDS: dict[str, Any] = {
     "memory": partial(LazyTensorStorage, kinds={"wide": Half()}),
     "files": LazyMemmapStorage,
 }
@@ -128,7 +126,7 @@ def test_buffers_are_shared_with_a_process_that_is_started() -> None:
     check_rows(rb.sample())
 
 
-REFUSED: list[tuple[str, dict[str, Any]]] = [
+REFUSED: list[Any] = [
     ("Cannot share a storage of type ListStorage", {"storage": ListStorage(8)}),
     ("type TensorDictMaxValueWriter cannot be shared between processes", {"writer": TensorDictMaxValueWriter("id")}),
     ("type SliceSampler cannot be shared", {"sampler": SliceSampler(slice_len=2, end_key="id")}),

@@ -172,7 +172,7 @@ class Private(Half):
     shareable = False
 
 
-REFUSED: list[tuple[str, dict[str, Any]]] = [
+REFUSED: list[Any] = [
     ("needs storage=LazyTensorStorage", {"storage": ListStorage(8)}),
     ("needs storage=LazyTensorStorage", {"storage": lambda: TensorStorage(torch.zeros(8))}),
     ("got one with ndim=2", {"storage": LazyTensorStorage(8, ndim=2)}),
@@ -276,7 +276,7 @@ def test_what_does_not_fit_changes_nothing(tmp_path: Path) -> None:
 
     rb, fitting, narrow = filled(12, shared=True), filled(20), make_saved(shared=False, ranked=True)
     narrow.extend({"id": torch.arange(3)})
-    cases: list[tuple[Any, str]] = [
+    cases: list[Any] = [
         (filled(30, ranked=False).state_dict(), "sampler is a RandomSampler"),
         (filled(30, capacity=40).state_dict(), "room for 20"),
         (filled(30, alpha=0.5).state_dict(), "alpha=0.5"),

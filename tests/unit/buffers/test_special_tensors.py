@@ -39,7 +39,7 @@ def base() -> Tensor:
     return torch.arange(12.0).view(4, 3)
 
 
-MADE: dict[str, Callable[[], Tensor]] = {
+MADE: dict[str, Any] = {
     "result": lambda: nn.Parameter(base()) * 1,
     "subclass with a graph": lambda: (nn.Parameter(base()) * 1).as_subclass(Named),
     "function subclass": lambda: base().as_subclass(Watching),
@@ -87,7 +87,7 @@ def test_tensors_without_memory_are_refused_before_anything_changes(*, first: bo
 
 # -- transforms --------------------------------------------------------------------------------------------------------
 
-TRANSFORMS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+TRANSFORMS: dict[str, Any] = {
     "vmap": (r"torch.func \(vmap\)", lambda f: torch.func.vmap(f, randomness="different")(base())),
     "grad": (r"torch.func \(grad\)", lambda f: torch.func.grad(lambda x: f(x).sum())(base())),
     "trace": ("torch.jit.trace", lambda f: torch.jit.trace(f, (base(),), check_trace=False)),  # type: ignore[no-untyped-call]
@@ -100,7 +100,7 @@ def test_transforms_are_refused_and_leave_nothing_behind(named: str, transform: 
     rb = PrioritizedReplayBuffer(alpha=0.7, beta=0.5, storage=LazyTensorStorage(16), batch_size=4)
     rb.extend({"x": base()})
     ensemble, rollouts = ReplayBufferEnsemble(rb, lazy(), p=[1.0, 0.0], batch_size=4), TrajectoryReplayBuffer()
-    uses: list[tuple[str, Callable[[Tensor], Any]]] = [
+    uses: list[Any] = [
         ("writing rows", lambda x: rb.extend({"x": x})),
         ("sampling", lambda _: rb.sample()),
         ("reading rows", lambda _: rb[0]),

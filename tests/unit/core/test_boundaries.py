@@ -19,7 +19,7 @@ def test_forms_of_the_cursor_and_errors() -> None:
         assert (start.tolist(), stop.tolist()) == ([[3]], [[2]])
     start, stop, lengths = find_start_stop_traj(trajectory=torch.tensor([1, 1, 0, 0, 1]), at_capacity=True)
     assert (start.tolist(), stop.tolist(), lengths.tolist()) == ([[4], [2]], [[1], [3]], [3, 2])
-    wrong: list[tuple[dict[str, Any], type[Exception], str]] = [
+    wrong: list[Any] = [
         ({}, KindError, "Exactly one of `trajectory` and `end` must be provided"),
         ({"trajectory": rows, "end": rows}, KindError, "Exactly one"),
         ({"end": rows[0]}, UsageError, "at least 1-dimensional"),

@@ -147,7 +147,7 @@ def tensordicts(value: Any) -> TensorDict:
     return TensorDict({"x": torch.as_tensor(value)}, [2])
 
 
-ENTRANCES: dict[str, Callable[[ReplayBuffer, Any], Any]] = {
+ENTRANCES: dict[str, Any] = {
     "extend": lambda rb, value: rb.extend({"x": value}),
     "extend a list": lambda rb, value: rb.extend(spread(value)),
     "extend a TensorDict": lambda rb, value: rb.extend(tensordicts(value)),
@@ -159,7 +159,7 @@ ENTRANCES: dict[str, Callable[[ReplayBuffer, Any], Any]] = {
     "set_at_": lambda rb, value: rb.set_at_("x", value, slice(0, 2)),
     "update_": lambda rb, value: rb.update_({"x": value}),
 }
-CASES: dict[str, tuple[torch.dtype, Any, str]] = {
+CASES: dict[str, Any] = {
     "float64": (torch.float32, np.array([0.1, 0.2]), "silent"),
     "integers in range": (torch.int8, np.array([1, -128]), "silent"),
     "half precision": (torch.float16, np.array([0.1, 0.2]), "warns"),

@@ -145,7 +145,7 @@ def test_what_is_no_file_of_the_recorded_size_is_refused(tmp_path: Path) -> None
         read_array(tmp_path, record)
 
 
-WRONG: list[tuple[dict[str, Any], str]] = [
+WRONG: list[Any] = [
     ({"dtype": "object"}, "unknown dtype"),
     ({"shape": [2.0, 2]}, "implausible shape"),
     ({"shape": [True, 4]}, "implausible shape"),
@@ -175,7 +175,7 @@ def test_records_are_checked_field_by_field() -> None:
     rows = {"rows": ArrayRecord.whole("uint8", (3, 12), ())}
     column = {"dtype": "int32", "shape": [3], "of": "rows", "offset": 4}
     assert ArrayRecord.from_json(column, arrays=rows).offset == 4
-    wrong: list[dict[str, Any]] = [{"of": "x"}, {"shape": []}, {"shape": [4]}, {"dtype": "int64", "offset": 0}]
+    wrong: list[Any] = [{"of": "x"}, {"shape": []}, {"shape": [4]}, {"dtype": "int64", "offset": 0}]
     for changes in (*wrong, *({"offset": at} for at in (4.0, -4, 12, 2))):  # no int64 is aligned in rows of 12 bytes
         with pytest.raises(DamagedFileError, match="obs"):
             ArrayRecord.from_json({**column, **changes}, where="obs", arrays=rows)

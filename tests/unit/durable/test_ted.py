@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -11,9 +11,6 @@ from tests.tags import same_state
 
 from ostinato import Flat2TED, TED2Flat
 from ostinato.errors import CheckpointError, KeyMissingError, OptionError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def episodes(steps: int) -> TensorDict:
@@ -55,7 +52,7 @@ def test_rows_that_would_not_come_back_and_bad_input_are_refused() -> None:
     rows = episodes(6)
     broken = changed(rows, ("next", "obs"), -1.0, 1)  # as after n-step sums
     hook(1, full=False)(broken)  # of rows never written nothing is asked
-    cases: list[tuple[Callable[[], object], type[Exception], str]] = [
+    cases: list[Any] = [
         (lambda: TED2Flat()(broken), CheckpointError, r"in 1 rows field \('next', 'obs'\) is not 'obs'"),
         (
             lambda: TED2Flat()(changed(rows, "terminated", True, 2)),
@@ -85,7 +82,7 @@ def test_rows_that_would_not_come_back_and_bad_input_are_refused() -> None:
 
 def test_damage_is_refused() -> None:
     flat = TED2Flat()(episodes(4))
-    damages: list[tuple[Any, str]] = [
+    damages: list[Any] = [
         ({"done": torch.zeros(4)}, "takes the TensorDict"),
         (changed(flat, "obs", flat["obs"][:-1].clone()), r"field 'obs' must hold 4 or 6 values, got shape \[5, 2\]"),
         (flat.clone().set_non_tensor("_storage_shape", (7,)), r"must have 7 flags 'done', got shape \[4, 1\]"),

@@ -123,7 +123,7 @@ def test_compressed_and_old_archives_and_other_headers_are_refused(tmp_path: Pat
 
 
 def test_formats_and_trees_are_checked(tmp_path: Path) -> None:
-    forms: list[tuple[Any, bool]] = [("h5", True), ("pkl", False), (None, True)]
+    forms: list[Any] = [("h5", True), ("pkl", False), (None, True)]
     for name, consent in forms:
         with pytest.raises(OptionError, match="trajectory_format"):
             read_tree(tmp_path / "f", name, allow_pickle=consent)
@@ -180,7 +180,7 @@ def test_a_journal_keeps_what_was_appended(tmp_path: Path) -> None:
     journal.append([{"n": 1}, {"n": "ü\n"}])
     journal.append([{"n": 3}])
     journal.close()
-    nodes: list[dict[str, Any]] = [{"head": 1}, {"n": 1}, {"n": "ü\n"}, {"n": 3}]
+    nodes: list[Any] = [{"head": 1}, {"n": 1}, {"n": "ü\n"}, {"n": 3}]
     assert list(read_lines(path, whole=True)) == nodes
     raw = path.read_bytes()
     ends = [number + 1 for number, byte in enumerate(raw) if byte == 10]

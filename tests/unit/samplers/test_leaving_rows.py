@@ -151,7 +151,7 @@ def test_states_of_other_rows_or_options_are_refused() -> None:
     limited, queue = filled(LimitedSampler(2)), filled(QueueSampler())
     limited.sample(4)
     state, saved = limited.sampler.state_dict(), queue.sampler.state_dict()
-    wrong: list[tuple[Any, dict[str, Any], int, str]] = [
+    wrong: list[Any] = [
         (LimitedSampler(3), state, 3, r"max_times_sampled=2\), this one has 3"),
         (LimitedSampler(2), state, 4, "not those of 4 rows"),
         (LimitedSampler(2), {**state, "eligible": torch.tensor([0, 0])}, 3, "damaged"),

@@ -39,7 +39,7 @@ def priorities(rb: ReplayBuffer) -> list[float]:
     return [float(x) for x in kept]
 
 
-WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
+WRONG: list[Any] = [
     ({"max_capacity": 0}, CapacityError, "max_capacity must be in"),
     ({"max_capacity": 2**60}, CapacityError, "give the storage a max_size"),
     ({"alpha": -0.1}, OptionError, r"alpha must be greater or equal than 0, got alpha=-0\.1"),
@@ -120,7 +120,7 @@ def test_damaged_state_is_refused_and_changes_nothing() -> None:
     rb = filled(3)
     whole = rb.state_dict()
     rb.update_priority([0, 1, 2], [3.0, 2.0, 1.0])
-    damages: list[dict[str, Any]] = [
+    damages: list[Any] = [
         {"priorities": torch.ones(2, dtype=torch.float64)},
         {"values": torch.full((3,), math.nan, dtype=torch.float64)},
         {"priorities": -torch.ones(3, dtype=torch.float64)},

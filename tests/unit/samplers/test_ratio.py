@@ -143,7 +143,7 @@ def test_the_ratio_may_be_set_at_any_time() -> None:
         plain.ratio = 0.5
 
 
-REFUSED: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
+REFUSED: list[Any] = [
     (1.5, {}, OptionError, r"in \[0, 1\]"),
     ("half", {}, KindError, "'half'"),
     ([0, 0], {}, OptionError, "not all 0"),
@@ -168,7 +168,7 @@ def test_refused_options() -> None:
             mix(ratio, **options)
 
 
-DAMAGED: list[tuple[dict[str, Any], str]] = [
+DAMAGED: list[Any] = [
     ({"rounding": "nearest"}, "rounding"),
     ({"ratio_steps": "calls"}, "ratio_steps"),
     ({"shares": "function"}, "functions are not saved"),

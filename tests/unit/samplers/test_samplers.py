@@ -53,7 +53,7 @@ class MineOfSlices(SliceSampler):
     pass
 
 
-ONE_VARIANT: list[Callable[..., Any]] = [
+ONE_VARIANT: list[Any] = [
     Mine,
     partial(MineOfSlices, num_slices=2),
     partial(PrioritizedSampler, 10, 0.6, 0.4),
@@ -121,7 +121,7 @@ def test_memory_is_counted(sampler: Sampler, each: int) -> None:
 # -- a draw that raises leaves sampler and generator as they were, so that the buffer can be saved and goes on ------
 
 STRICT = SequenceUnit(4, "strict", "done")
-CASES: dict[str, tuple[Callable[[], Sampler], dict[str, Any]]] = {
+CASES: dict[str, Any] = {
     "slices": (lambda: SliceSampler(slice_len=4), {}),
     "slices-without-replacement": (lambda: SliceSamplerWithoutReplacement(slice_len=4), {}),
     "number-of-slices": (lambda: SliceSamplerWithoutReplacement(num_slices=1), {}),

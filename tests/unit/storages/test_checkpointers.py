@@ -232,7 +232,7 @@ def other_data(values: list[Any]) -> Callable[[Any, Any], None]:
     return change
 
 
-HOSTILE: list[tuple[Callable[[Any, Any], object], type[CheckpointError]]] = [
+HOSTILE: list[Any] = [
     (lambda h5py, group: group.__setitem__("action/kind", h5py.SoftLink("/traj_1/action/kind")), DamagedFileError),
     (lambda h5py, group: group.__setitem__("action/kind", h5py.ExternalLink("else.h5", "/x")), DamagedFileError),
     (external_data, DamagedFileError),
@@ -278,7 +278,7 @@ def test_hostile_and_damaged_files_and_wrong_uses(tmp_path: Path, monkeypatch: p
 def test_lists_and_ensembles(tmp_path: Path) -> None:
     items, other = ListStorage(5), ListStorage(5)
     items.set(range(2), [1, 2])
-    savers: list[tuple[Any, Any, Any]] = [
+    savers: list[Any] = [
         (ListStorageCheckpointer(), items, other),
         (CompressedListStorageCheckpointer(), items, other),
         (StorageEnsembleCheckpointer(), StorageEnsemble(items), StorageEnsemble(other)),

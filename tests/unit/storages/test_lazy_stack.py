@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,9 +18,6 @@ from ostinato import (
     TensorDictReplayBuffer,
 )
 from ostinato.errors import KindError, OptionError, SchemaError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def row(n: int) -> TensorDict:
@@ -72,7 +69,7 @@ def test_a_batch_shares_no_memory_with_the_rows_stored() -> None:
             assert (rb.storage[n] == make(n)).all()
 
 
-OTHERS: list[tuple[Callable[[int], Any], str]] = [
+OTHERS: list[Any] = [
     (lambda n: {"x": torch.arange(n + 1)}, "equal size"),
     (lambda n: np.arange(n + 1), "equal size"),
     (lambda n: "a" * n, "the data itself holds str"),
@@ -173,7 +170,7 @@ def test_options_and_rows_that_raise() -> None:
         storage[0] = {"tokens": torch.zeros(2)}
     wide = [TensorDict({"a": torch.zeros(1, 2)}), TensorDict({"a": torch.zeros(1, 3)})]
     other = [TensorDict({"a": torch.zeros(1)}), TensorDict({"b": torch.zeros(1)})]
-    cases: list[tuple[Any, Any]] = [("padded", wide), ("padded", other), ("nested", other)]
+    cases: list[Any] = [("padded", wide), ("padded", other), ("nested", other)]
     for layout, rows in cases:
         dense = LazyStackStorage(4, layout=layout)
         dense.set(range(2), rows)

@@ -38,7 +38,6 @@ from ostinato.tools import inspect_checkpoint
 from ostinato.transforms import Cast, Compose, Rename, ToDevice
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -50,7 +49,7 @@ class _Message:
 Message: Any = tensorclass(_Message)
 
 
-STORAGES: dict[str, Callable[[int], Any]] = {
+STORAGES: dict[str, Any] = {
     "packed": LazyTensorStorage,
     "mapped": LazyMemmapStorage,
     "single copy": lambda n: LazyTensorStorage(n, single_copy={"next_x": "x"}),
@@ -112,7 +111,7 @@ def test_rows_of_a_dict_give_lists() -> None:
     rb.extend({"a": ["u", None], "b": np.array(["v", "w"]), "c": (b"1", b"2"), "x": torch.arange(2)})
     rb.add({"a": {"any": ["object"]}, "b": "z", "c": None, "x": torch.tensor(2)})
     rb.extend([{"a": None, "b": None, "c": 1, "x": torch.tensor(3)}, {"a": 1.5, "b": "q", "c": "d", "x": 4}])
-    stored: dict[str, list[Any]] = {
+    stored: dict[str, Any] = {
         "a": ["u", None, {"any": ["object"]}, None, 1.5],
         "b": ["v", "w", "z", None, "q"],
         "c": [b"1", b"2", None, 1, "d"],
@@ -184,7 +183,7 @@ def test_windows_hold_the_text_of_their_rows() -> None:
             sample(sample_unit=unit)
 
 
-WRONG: list[tuple[Any, str]] = [
+WRONG: list[Any] = [
     ({"p": "a", "x": torch.zeros(2)}, "'p'.*one for each row"),
     ({"p": ["a"], "x": torch.zeros(2)}, "'p'.*a list of 1"),
     ({"p": np.array([["a"], ["b"]]), "x": torch.zeros(2)}, r"'p'.*\[2, 1\]"),
@@ -360,7 +359,7 @@ def stack_of(values: list[Any]) -> TensorDict:
     return in_rows(NonTensorStack(*map(NonTensorData, values)))
 
 
-LEAVES: dict[str, Callable[[], TensorDict]] = {
+LEAVES: dict[str, Any] = {
     **{f"tensor {dtype}": partial(tensors, dtype, 2, 3) for dtype in DTYPES.values()},
     "no bytes": partial(tensors, torch.uint8, 2, 0, 3),
     **{f"stack of {name}": partial(stack_of, values) for name, values in OBJECTS.items()},

@@ -22,7 +22,6 @@ from ostinato.errors import (
     KeyMissingError,
     KindError,
     OptionError,
-    OstinatoError,
     SchemaError,
     UsageError,
 )
@@ -42,7 +41,7 @@ def filled(unit: Any = None, rows: int = 20, size: int = 4, change: Any = None, 
     return rb
 
 
-BAD: list[tuple[Callable[[], object], type[OstinatoError], str]] = [
+BAD: list[Any] = [
     (lambda: NStep(0, 0.9), OptionError, "n must be a positive integer, got 0"),
     (lambda: NStep(2, 1.1), OptionError, r"gamma must be in \[0, 1\], got 1.1"),
     (lambda: FrameStack(0, ["obs"]), OptionError, "k must be a positive integer"),
@@ -89,7 +88,7 @@ def with_next(**fields: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
     }
 
 
-UNFIT: list[tuple[Any, Any, type[OstinatoError], str]] = [
+UNFIT: list[Any] = [
     (NStep(2, 0.9), without("done", "terminated", "truncated"), KeyMissingError, "no field done, terminated"),
     (NStep(2, 0.9), without("reward"), KeyMissingError, "'reward'.*name an existing field"),
     (NStep(2, 0.9, next_keys=["zip"]), None, KeyMissingError, "'zip'"),

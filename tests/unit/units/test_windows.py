@@ -121,7 +121,7 @@ SLICES = {
 }
 
 
-SAMPLERS: list[Callable[[Log], Sampler]] = [
+SAMPLERS: list[Any] = [
     lambda log: RandomSampler(),
     lambda log: PrioritizedSampler(log.capacity, 0.7, 0.5),
 ]
@@ -158,7 +158,7 @@ def test_every_slice_is_what_the_log_says(name: str, tmp_path: Path) -> None:
     run()
 
 
-LARGE: list[tuple[dict[str, Any], int]] = [
+LARGE: list[Any] = [
     ({"sample_unit": NStep(9, 0.9)}, 9),
     ({"sample_unit": SequenceUnit(3, burn_in=2, bootstrap=1, dilation=2)}, 11),
     ({"sample_unit": [NStep(5, 0.9), FrameStack(5, ["obs"])]}, 9),
