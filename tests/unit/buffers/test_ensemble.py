@@ -41,7 +41,7 @@ from ostinato.errors import (
 
 from ...registry import seeded
 from ...tags import same_state
-from .refusals import raises
+from .refusals import raises, refuses
 
 
 def plain(base: int, count: int = 10, **options: Any) -> ReplayBuffer:
@@ -470,18 +470,26 @@ def test_refused_constructions() -> None:
     def parts(storages: Any, samplers: Any, **options: Any) -> ReplayBufferEnsemble:
         return ReplayBufferEnsemble(storages=storages, samplers=samplers, writers=writers, **options)
 
-    raises(
-        (lambda: pair(generator=3), KindError, "generator"),
-        (lambda: pair().set_rng(3), KindError, "generator"),  # type: ignore[arg-type]
-        (ReplayBufferEnsemble, KindError, "storages must be a StorageEnsemble"),
-        (lambda: ReplayBufferEnsemble(one, "b"), KindError, "ReplayBuffers, got str at 1"),  # type: ignore[arg-type]
-        (lambda: ReplayBufferEnsemble(one, one), OptionError, "only once"),
-        (lambda: ReplayBufferEnsemble(one, grid), OptionError, "ndim"),
-        (lambda: parts(LazyTensorStorage(3), samplers), KindError, "must be a StorageEnsemble"),
-        (lambda: parts(storages, both), OptionError, "equally many"),
-        (lambda: parts(storages, samplers, p=[1.0]), OptionError, "give p to it"),
-        (lambda: StorageEnsemble(RandomSampler()), KindError, "Storage, got RandomSampler at 0"),  # type: ignore[arg-type]
-        (WriterEnsemble, OptionError, "at least one Writer"),
-        (lambda: StorageEnsemble(LazyTensorStorage(3), transforms=[None, None]), KindError, "transforms"),
-        (lambda: setattr(both, "p", [1.0]), OptionError, "cannot be set"),
+    refuses(
+        {
+            KindError: {
+                "generator": (
+                    lambda: pair(generator=3),
+                    lambda: pair().set_rng(3),  # type: ignore[arg-type]
+                ),
+                "storages must be a StorageEnsemble": ReplayBufferEnsemble,
+                "ReplayBuffers, got str at 1": lambda: ReplayBufferEnsemble(one, "b"),  # type: ignore[arg-type]
+                "must be a StorageEnsemble": lambda: parts(LazyTensorStorage(3), samplers),
+                "Storage, got RandomSampler at 0": lambda: StorageEnsemble(RandomSampler()),  # type: ignore[arg-type]
+                "transforms": lambda: StorageEnsemble(LazyTensorStorage(3), transforms=[None, None]),
+            },
+            OptionError: {
+                "only once": lambda: ReplayBufferEnsemble(one, one),
+                "ndim": lambda: ReplayBufferEnsemble(one, grid),
+                "equally many": lambda: parts(storages, both),
+                "give p to it": lambda: parts(storages, samplers, p=[1.0]),
+                "at least one Writer": WriterEnsemble,
+                "cannot be set": lambda: setattr(both, "p", [1.0]),
+            },
+        }
     )

@@ -22,7 +22,7 @@ from ostinato.buffers.rate_limit import Flow
 from ostinato.errors import EmptyBufferError, KindError, OptionError, WaitTimeoutError
 
 from ...threads import together
-from .refusals import raises
+from .refusals import raises, refuses
 from .test_threads import Interrupted
 
 if TYPE_CHECKING:
@@ -162,16 +162,22 @@ def test_what_cannot_go_together_is_refused() -> None:
 
     rows, plain, rb = torch.arange(9), made(batch_size=2), queue(8, batch_size=2)
     plain.extend(rows)
-    raises(
-        (lambda: made(rate_limiter=2.0), KindError, r"must be an ostinato.RateLimiter or None, got float"),
-        (lambda: made(rate_limiter=RateLimiter(min_size_to_sample=9)), OptionError, "9 rows are never there"),
-        (lambda: made(sampler=LimitedSampler(2), episodes=Episodes(end_key="done")), OptionError, "leave out episodes"),
-        (lambda: plain.extend(rows, timeout_s=1.0), OptionError, "no call waits in a buffer without rate_limiter"),
-        (lambda: plain.sample(timeout_s=1.0), OptionError, "no call waits"),
-        (lambda: rb.sample(timeout_s=-1.0), OptionError, "timeout_s must be a number of seconds"),
-        (lambda: rb.extend(rows), OptionError, "never fits into a queue of 8"),
-        (lambda: rb.sample(9), OptionError, "a full buffer is good for 8 draws"),
-        (lambda: ReplayBufferEnsemble(rb, plain), OptionError, "an ensemble does not know of"),
+    refuses(
+        {
+            KindError: {
+                r"must be an ostinato.RateLimiter or None, got float": lambda: made(rate_limiter=2.0),
+            },
+            OptionError: {
+                "9 rows are never there": lambda: made(rate_limiter=RateLimiter(min_size_to_sample=9)),
+                "leave out episodes": lambda: made(sampler=LimitedSampler(2), episodes=Episodes(end_key="done")),
+                "no call waits in a buffer without rate_limiter": lambda: plain.extend(rows, timeout_s=1.0),
+                "no call waits": lambda: plain.sample(timeout_s=1.0),
+                "timeout_s must be a number of seconds": lambda: rb.sample(timeout_s=-1.0),
+                "never fits into a queue of 8": lambda: rb.extend(rows),
+                "a full buffer is good for 8 draws": lambda: rb.sample(9),
+                "an ensemble does not know of": lambda: ReplayBufferEnsemble(rb, plain),
+            },
+        }
     )
 
 

@@ -28,7 +28,7 @@ from ostinato.errors import OptionError
 from ostinato.samplers import PrioritySampler
 
 from ...effort import examples
-from .refusals import raises
+from .refusals import refuses
 
 CAPACITY = 6
 
@@ -161,10 +161,14 @@ def test_what_does_not_go_with_a_remover() -> None:
     rb, silent = (make("lowest_priority", sampler=kind(CAPACITY, 1.0, 1.0)) for kind in (PrioritizedSampler, Silent))
     silent.extend(rows(*range(CAPACITY)))
     sampler = rb.sampler
-    raises(
-        (lambda: rb.set_sampler(RandomSampler()), OptionError, "lowest_priority"),
-        (lambda: silent.extend(rows(9)), OptionError, "Silent does not tell the priorities of rows"),
-        (lambda: rb.set_writer(ReservoirWriter()), OptionError, "ReservoirWriter"),
-        (lambda: ReplayBuffer(storage=LazyTensorStorage(4), remover="lifo").share(), OptionError, "ring order"),
+    refuses(
+        {
+            OptionError: {
+                "lowest_priority": lambda: rb.set_sampler(RandomSampler()),
+                "Silent does not tell the priorities of rows": lambda: silent.extend(rows(9)),
+                "ReservoirWriter": lambda: rb.set_writer(ReservoirWriter()),
+                "ring order": lambda: ReplayBuffer(storage=LazyTensorStorage(4), remover="lifo").share(),
+            },
+        }
     )
     assert rb.sampler is sampler

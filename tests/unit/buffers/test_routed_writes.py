@@ -21,7 +21,7 @@ from ostinato import (
 )
 from ostinato.errors import KindError, OptionError, SchemaError, UsageError
 
-from .refusals import raises
+from .refusals import refuses
 
 
 def ensemble(members: int = 3, capacity: int = 10, *, ranked: bool = False, **options: Any) -> ReplayBufferEnsemble:
@@ -90,16 +90,24 @@ def test_rows_without_a_member_are_refused() -> None:
     rb, columns = ensemble(), ensemble(routing_dim=0)
     plain = ReplayBufferEnsemble(ReplayBuffer(storage=LazyTensorStorage(4)))
     two = ReplayBuffer(storage=LazyTensorStorage(4, ndim=2))
-    raises(
-        (lambda: rb.extend(rows([0, -1])), SchemaError, "got -1 to 0"),
-        (lambda: rb.extend(rows(torch.zeros(2, 2, dtype=torch.int64))), SchemaError, "one member id per record"),
-        (lambda: rb.extend(rows([0]).exclude("task")), SchemaError, "no field 'task'"),
-        (lambda: rb.add(rows([1])), SchemaError, "scalar TensorDict"),
-        (lambda: columns.add(rows([1])[0]), UsageError, r"Use extend\(\) for routing_dim"),
-        (lambda: columns.extend(rows([0, 0])), SchemaError, "expected 3 ensemble members"),
-        (lambda: columns.extend(rows([0])[0]), SchemaError, "requires batched input"),
-        (lambda: plain.extend(rows([0])), UsageError, "writes are disabled"),
-        (lambda: ReplayBufferEnsemble(two, routing_key="task"), OptionError, "ndim=2"),
+    refuses(
+        {
+            SchemaError: {
+                "got -1 to 0": lambda: rb.extend(rows([0, -1])),
+                "one member id per record": lambda: rb.extend(rows(torch.zeros(2, 2, dtype=torch.int64))),
+                "no field 'task'": lambda: rb.extend(rows([0]).exclude("task")),
+                "scalar TensorDict": lambda: rb.add(rows([1])),
+                "expected 3 ensemble members": lambda: columns.extend(rows([0, 0])),
+                "requires batched input": lambda: columns.extend(rows([0])[0]),
+            },
+            UsageError: {
+                r"Use extend\(\) for routing_dim": lambda: columns.add(rows([1])[0]),
+                "writes are disabled": lambda: plain.extend(rows([0])),
+            },
+            OptionError: {
+                "ndim=2": lambda: ReplayBufferEnsemble(two, routing_key="task"),
+            },
+        }
     )
     assert rb.write_count == columns.write_count == 0
 

@@ -21,7 +21,7 @@ from ostinato import (
 )
 from ostinato.errors import KeyMissingError, KindError, UsageError
 
-from .refusals import raises
+from .refusals import raises, refuses
 
 
 def _buffer(rows: int = 10, **options: Any) -> ReplayBuffer:
@@ -41,12 +41,18 @@ def test_shutdown_ends_sampling_and_keeps_rows() -> None:
     rb.shutdown()
     rb.shutdown()
     assert not rb.is_alive
-    raises(
-        (rb.sample, UsageError, "A shut down replay buffer cannot be sampled"),
-        (lambda: next(iter(rb)), UsageError, "A shut down replay buffer cannot be sampled"),
-        (rb.next, UsageError, "A shut down replay buffer cannot be sampled"),
-        (rb.start, UsageError, "cannot be restarted"),
-        (ReplayBuffer.as_remote, UsageError, "RayReplayBuffer"),
+    refuses(
+        {
+            UsageError: {
+                "A shut down replay buffer cannot be sampled": (
+                    rb.sample,
+                    lambda: next(iter(rb)),
+                    rb.next,
+                ),
+                "cannot be restarted": rb.start,
+                "RayReplayBuffer": ReplayBuffer.as_remote,
+            },
+        }
     )
     assert rb[:].tolist() == list(range(10))
     broken = _buffer(batch_size=2, prefetch=2, transform=lambda batch: 1 // 0)

@@ -37,7 +37,7 @@ from ostinato.errors import (
 
 from ...registry import Half
 from ...sharing import AVAILABLE, check_ring, check_rows, ids_of, make, reserve, ring_of, rows
-from .refusals import raises
+from .refusals import refuses
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -197,18 +197,30 @@ def test_what_does_not_go_together_is_refused() -> None:
 def test_what_it_cannot_do_changes_nothing() -> None:
     rb = make(8, fill=3, ranked=True)
     state = rb.sampler.state_dict()
-    raises(
-        (lambda: rb.__setitem__(0, rows([1])), OstinatoError, "edited in place"),
-        (lambda: rb.set_at_("id", torch.tensor(1), 0), OstinatoError, "edited in place"),
-        (lambda: rb.set_sampler(RandomSampler()), OstinatoError, "shared=True cannot exchange its"),
-        (lambda: rb.set_writer(rb.writer), OstinatoError, "shared=True cannot exchange its"),
-        (lambda: rb.set_storage(LazyTensorStorage(3)), OstinatoError, "shared=True cannot exchange its"),
-        (lambda: setattr(rb.sampler, "alpha", 0.1), OstinatoError, "alpha of a shared buffer"),
-        (lambda: rb.sampler.load_state_dict(state), OstinatoError, "load into the buffer"),
-        (lambda: ReplayBufferEnsemble(rb), OstinatoError, "belong to one process"),
-        (lambda: rb.extend({"id": torch.zeros(2)}), SchemaError, "rows must have the keys"),
-        (lambda: rb[7], OstinatoError, "out of range"),
-        (lambda: pickle.dumps(rb), UsageError, "an argument of multiprocessing"),
+    refuses(
+        {
+            OstinatoError: {
+                "edited in place": (
+                    lambda: rb.__setitem__(0, rows([1])),
+                    lambda: rb.set_at_("id", torch.tensor(1), 0),
+                ),
+                "shared=True cannot exchange its": (
+                    lambda: rb.set_sampler(RandomSampler()),
+                    lambda: rb.set_writer(rb.writer),
+                    lambda: rb.set_storage(LazyTensorStorage(3)),
+                ),
+                "alpha of a shared buffer": lambda: setattr(rb.sampler, "alpha", 0.1),
+                "load into the buffer": lambda: rb.sampler.load_state_dict(state),
+                "belong to one process": lambda: ReplayBufferEnsemble(rb),
+                "out of range": lambda: rb[7],
+            },
+            SchemaError: {
+                "rows must have the keys": lambda: rb.extend({"id": torch.zeros(2)}),
+            },
+            UsageError: {
+                "an argument of multiprocessing": lambda: pickle.dumps(rb),
+            },
+        }
     )
     assert ids_of(rb) == [0, 1, 2]
     check_ring(rb)

@@ -22,7 +22,7 @@ from ostinato.errors import CheckpointError, EmptyBufferError, KindError, Option
 
 from ...registry import seeded
 from ...stats.chi_square import p_value
-from ..buffers.refusals import raises
+from ..buffers.refusals import refuses
 
 CAPACITY = 6
 
@@ -88,21 +88,23 @@ def test_damaged_states_raise() -> None:
 
 
 def test_what_it_does_not_go_with() -> None:
-    raises(
-        (lambda: make(prefetch=2), OptionError, "Prefetching is not supported when consume_after_n_samples is set"),
-        (lambda: make(2**31), OptionError, "consume_after_n_samples must be below"),
-        (lambda: make(0), OptionError, "must be a positive integer, got 0"),
-        (lambda: make(True), KindError, "must be a positive integer, got True"),
-        (lambda: make(sampler=SamplerWithoutReplacement()), OptionError, "only supports the default RandomSampler"),
-        (lambda: make(sampler=ConsumingSampler(2)), OptionError, "conflicts with the provided ConsumingSampler"),
-        (lambda: ReplayBufferEnsemble(make(), make()), OptionError, "uses its rows up"),
-        (
-            lambda: ReplayBuffer(storage=LazyTensorStorage(4), batch_size=2, prefetch=1).set_sampler(
-                ConsumingSampler()
-            ),
-            OptionError,
-            "Prefetching",
-        ),
+    refuses(
+        {
+            OptionError: {
+                "Prefetching is not supported when consume_after_n_samples is set": lambda: make(prefetch=2),
+                "consume_after_n_samples must be below": lambda: make(2**31),
+                "must be a positive integer, got 0": lambda: make(0),
+                "only supports the default RandomSampler": lambda: make(sampler=SamplerWithoutReplacement()),
+                "conflicts with the provided ConsumingSampler": lambda: make(sampler=ConsumingSampler(2)),
+                "uses its rows up": lambda: ReplayBufferEnsemble(make(), make()),
+                "Prefetching": lambda: ReplayBuffer(storage=LazyTensorStorage(4), batch_size=2, prefetch=1).set_sampler(
+                    ConsumingSampler()
+                ),
+            },
+            KindError: {
+                "must be a positive integer, got True": lambda: make(True),
+            },
+        }
     )
 
 
