@@ -223,7 +223,7 @@ def test_a_state_that_no_load_takes_is_not_committed(case: str, tmp_path: Path) 
     spoil(rb)
     for incremental in (False, True):
         for each, name in saved:
-            with pytest.raises(CheckpointError, match="cannot be saved"):
+            with pytest.raises(CheckpointError):
                 each.dumps(tmp_path / name, incremental=incremental)
     assert {file: file.read_bytes() for file in tmp_path.glob("*/*")} == before
     other.loads(tmp_path / "one")

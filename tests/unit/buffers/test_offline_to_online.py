@@ -201,7 +201,7 @@ def test_states_that_do_not_fit_change_nothing() -> None:
             rb.load_state_dict(state)
     assert (len(rb.online_buffer), rb.offline_fraction) == (3, 0.5)
     of_episodes(5).load_state_dict(of_episodes(5).state_dict())
-    with pytest.raises(CheckpointError, match="give the same dataset"):
+    with pytest.raises(CheckpointError):
         of_episodes(5).load_state_dict(of_episodes(10).state_dict())
 
 

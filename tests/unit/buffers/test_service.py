@@ -91,7 +91,7 @@ def test_set_rng_determines_what_follows(sampler: Any) -> None:
         rb.set_rng(torch.Generator().manual_seed(3))
         batches.append(torch.cat([rb.sample() for _ in range(2)]).tolist())
     assert batches[0] == batches[1]
-    with pytest.raises(KindError, match=r"generator must be a torch\.Generator"):
+    with pytest.raises(KindError):
         rb.set_rng(3)  # type: ignore[arg-type]
 
 

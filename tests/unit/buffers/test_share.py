@@ -246,7 +246,7 @@ def test_a_process_that_stops_while_it_allocates_is_reported(monkeypatch: pytest
     mine, other = pipe()
     child = start(die_allocating, rb, "stops", other)
     mine.recv()
-    with pytest.raises(UsageError, match="another process has been allocating"):
+    with pytest.raises(UsageError):
         rb.extend(rows(range(5)))
     os.kill(child.pid, signal.SIGKILL)
     end(child, -signal.SIGKILL)

@@ -300,7 +300,7 @@ def test_what_does_not_fit_changes_nothing(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match=words):
             rb.load_state_dict(state)
     reserve(rb, 2)
-    with pytest.raises(UsageError, match="while no process writes"):
+    with pytest.raises(UsageError):
         rb.load_state_dict(fitting.state_dict())
     ring_of(rb).abandon()
     fitting.dumps(tmp_path / "saved")

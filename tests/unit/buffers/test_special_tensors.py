@@ -80,7 +80,7 @@ def test_tensors_without_memory_are_refused_before_anything_changes(*, first: bo
             rb.extend({"x": torch.ones(4, 3)})
     assert len(rb) == (0 if first else 4)
     rb.extend({"x": base()})
-    with pytest.raises(KindError, match="an index must have values, got a tensor on the device meta"):
+    with pytest.raises(KindError):
         rb[torch.zeros(2, dtype=torch.int64, device="meta")]
     rb.check()
 

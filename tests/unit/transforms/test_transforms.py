@@ -49,11 +49,11 @@ def test_fields_and_groups_are_selected_or_left_out(kind: str) -> None:
     assert names(Exclude("next")(batch(kind))) == {("obs",), ("reward",)}
     lacking: list[Any] = [Select("nope"), Exclude("nope"), Rename({"nope": "x"}), RewardScale(2.0, key="nope")]
     for transform in (*lacking, Cast(torch.float64, "nope")):
-        with pytest.raises(KeyMissingError, match=r"no field.*nope.*reward"):
+        with pytest.raises(KeyMissingError):
             transform(batch(kind))
     with pytest.raises(OptionError):
         Select()
-    with pytest.raises(KindError, match="dict or a TensorDict"):
+    with pytest.raises(KindError):
         Select("a")(torch.zeros(2))
 
 

