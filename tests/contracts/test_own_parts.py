@@ -181,7 +181,7 @@ def picks(slots: list[int], rows: Tensor) -> Picks:
     ],
 )
 def test_placements_of_own_writers_are_checked_before_rows_are_read(
-    placement: Placement, error: type[Exception], words: str
+    placement: Placement, error: Any, words: str
 ) -> None:
     rb = ReplayBuffer(storage=LazyTensorStorage(6), writer=Placing(placement))
     with pytest.raises(error, match=words):

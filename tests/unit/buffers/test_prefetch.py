@@ -64,7 +64,7 @@ def test_depth_batches_are_ready_after_each_sample(depth: int) -> None:
 
 @pytest.mark.parametrize("sampler", [RandomSampler, SamplerWithoutReplacement])
 @pytest.mark.parametrize("seed", [0, None])
-def test_the_sequence_is_the_same_for_every_depth(sampler: type[Sampler], seed: int | None) -> None:
+def test_the_sequence_is_the_same_for_every_depth(sampler: Any, seed: int | None) -> None:
     """Samples and epochs take turns, and an epoch that was left begins anew.
 
     Without a generator of its own a draw made too early cannot be taken back: loops draw no further than their epoch.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -30,9 +30,6 @@ from ostinato.testing import make_view
 
 from ...registry import seeded
 from ...tags import same_state, snapshot
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def test_random_sampling_without_replacement_is_the_other_class() -> None:
@@ -67,7 +64,7 @@ ONE_VARIANT: list[Any] = [
 
 
 @pytest.mark.parametrize("make", ONE_VARIANT, ids=str)
-def test_samplers_without_a_variant_without_replacement(make: Callable[..., Any]) -> None:
+def test_samplers_without_a_variant_without_replacement(make: Any) -> None:
     with pytest.raises(KindError):
         make(replacement=False)
     assert type(make(replacement=True)) is getattr(make, "func", make)
