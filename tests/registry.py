@@ -21,7 +21,19 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["BUFFERS", "CAPACITY", "LENGTH", "SAMPLERS", "STORAGES", "UNITS", "WRITERS", "Registered", "rows", "seeded"]
+__all__ = [
+    "BUFFERS",
+    "CAPACITY",
+    "LENGTH",
+    "SAMPLERS",
+    "STORAGES",
+    "UNITS",
+    "WRITERS",
+    "Registered",
+    "ring",
+    "rows",
+    "seeded",
+]
 
 CAPACITY = 24
 LENGTH = 6
@@ -31,6 +43,11 @@ BATCH = 6
 
 def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
+
+
+def ring(capacity: int, **options: Any) -> o.ReplayBuffer:
+    """Return an empty buffer of so many rows in memory."""
+    return o.ReplayBuffer(storage=o.LazyTensorStorage(capacity), **options)
 
 
 def rows(count: int, start: int = 0, lanes: int = 1) -> TensorDict:

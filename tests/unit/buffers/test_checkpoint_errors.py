@@ -26,7 +26,7 @@ from ostinato.core.records import Run
 from ostinato.errors import CheckpointError, StorageMemoryError
 from ostinato.transforms import Compose
 
-from ...registry import CAPACITY, registered, seeded
+from ...registry import CAPACITY, registered, ring, seeded
 from ...tags import buffer, fill, same_state, snapshot
 
 if TYPE_CHECKING:
@@ -212,7 +212,7 @@ CASES: dict[str, Any] = {
 @pytest.mark.parametrize("case", list(CASES))
 def test_a_state_that_no_load_takes_is_not_committed(case: str, tmp_path: Path) -> None:
     options, spoil = CASES[case]
-    rb, other = (ReplayBuffer(storage=LazyTensorStorage(16), batch_size=4, **options()) for _ in range(2))
+    rb, other = (ring(16, batch_size=4, **options()) for _ in range(2))
     saved: list[Any] = [(rb, "one"), (ReplayBufferEnsemble(rb, batch_size=4), "both")]
     rb.extend({"x": torch.arange(16), "done": torch.arange(16) % 4 == 3})
     rb.sample()
@@ -231,7 +231,7 @@ def test_a_state_that_no_load_takes_is_not_committed(case: str, tmp_path: Path) 
 
 
 def test_counts_and_deleted_rows_that_contradict_each_other_are_refused() -> None:
-    rb, other = (ReplayBuffer(storage=LazyTensorStorage(8)) for _ in range(2))
+    rb, other = (ring(8) for _ in range(2))
     rb.extend(torch.arange(4))
     rb.empty()
     rb.extend(torch.arange(3))

@@ -28,7 +28,7 @@ from ostinato.errors import (
     WaitTimeoutError,
 )
 
-from ...registry import SAMPLERS, seeded
+from ...registry import SAMPLERS, ring, seeded
 from .refusals import raises
 
 CAPACITY = 7
@@ -38,8 +38,8 @@ KINDS += ["StackSampler, max_times_sampled", "HeapSampler, max_times_sampled"]
 
 
 def make(kind: str = "RandomSampler", capacity: int = CAPACITY, **options: Any) -> ReplayBuffer:
-    return ReplayBuffer(
-        storage=LazyTensorStorage(capacity),
+    return ring(
+        capacity,
         sampler=SAMPLERS[kind].make(capacity),
         writer=RoundRobinWriter(track_generations=True),
         generator=seeded(3),
@@ -164,7 +164,7 @@ def test_what_cannot_be_deleted_changes_nothing() -> None:
 
 
 def test_trajectories_are_those_of_the_rows_present() -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(8))
+    rb = ring(8)
     rb.extend({"episode": torch.tensor([0, 0, 1, 1, 1, 2]), "x": torch.arange(6)})
     rb.delete([3, 5])
     rb.extend({"episode": torch.tensor([2, 2]), "x": torch.arange(6, 8)})

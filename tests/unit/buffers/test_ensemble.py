@@ -39,13 +39,13 @@ from ostinato.errors import (
     UsageError,
 )
 
-from ...registry import seeded
+from ...registry import ring, seeded
 from ...tags import same_state
 from .refusals import raises, refuses
 
 
 def plain(base: int, count: int = 10, **options: Any) -> ReplayBuffer:
-    rb = ReplayBuffer(storage=LazyTensorStorage(10), **options)
+    rb = ring(10, **options)
     if count:
         rb.extend({"id": torch.arange(base, base + count)})
     return rb
@@ -97,7 +97,7 @@ def test_rows_of_two_dimensions_are_named_by_step_and_environment() -> None:
 
 
 def test_members_of_different_shapes_and_fields() -> None:
-    wide = ReplayBuffer(storage=LazyTensorStorage(10))
+    wide = ring(10)
     wide.extend({"id": torch.zeros(5, 3)})
     for flatten, words in ((False, "collate_fn"), (True, r"end to end.*collate_fn")):
         with pytest.raises(KindError, match=words):
@@ -170,7 +170,7 @@ def test_weights_choose_members_and_may_change() -> None:
 SHORT = SequenceUnit(4, "strict", "done")
 """A unit whose windows need four rows of one episode."""
 NOTHING = {
-    "empty": lambda: ReplayBuffer(storage=LazyTensorStorage(10)),
+    "empty": lambda: ring(10),
     "no window": lambda: windows(3),
     "no slice": lambda: windows(3, sampler=SliceSampler(slice_len=4), sample_unit=None),
     "no slice by priority": lambda: windows(
@@ -182,7 +182,7 @@ NOTHING = {
 
 
 def windows(count: int, *, valid: bool = True, **options: Any) -> ReplayBuffer:
-    rb = ReplayBuffer(storage=LazyTensorStorage(10), **{"sample_unit": SHORT, **options})
+    rb = ring(10, **{"sample_unit": SHORT, **options})
     more_rows(rb, count, valid=valid)
     return rb
 

@@ -36,6 +36,7 @@ from ostinato.errors import (
     SlotError,
 )
 
+from ...registry import seeded
 from .refusals import raises
 
 OPTIONS: dict[str, Any] = {"alpha": 1.0, "beta": 1.0, "eps": 0.0}
@@ -44,7 +45,7 @@ OPTIONS: dict[str, Any] = {"alpha": 1.0, "beta": 1.0, "eps": 0.0}
 def plain(rows: int = 5, capacity: int = 8, **options: Any) -> PrioritizedReplayBuffer:
     """A prioritized buffer of plain rows 0, 1, 2."""
     given = {"storage": LazyTensorStorage(capacity), "batch_size": 4, **OPTIONS, **options}
-    rb = PrioritizedReplayBuffer(generator=torch.Generator().manual_seed(0), **given)
+    rb = PrioritizedReplayBuffer(generator=seeded(), **given)
     if rows:
         rb.extend(torch.arange(rows))
     return rb
@@ -59,7 +60,7 @@ def table(ids: list[int] | range, **fields: Any) -> TensorDict:
 def keyed(data: Any = None, capacity: int = 8, **options: Any) -> TensorDictPrioritizedReplayBuffer:
     """A prioritized TensorDict buffer."""
     given = {"storage": LazyTensorStorage(capacity), "batch_size": 4, **OPTIONS, **options}
-    rb = TensorDictPrioritizedReplayBuffer(generator=torch.Generator().manual_seed(0), **given)
+    rb = TensorDictPrioritizedReplayBuffer(generator=seeded(), **given)
     if data is not None:
         rb.extend(data)
     return rb

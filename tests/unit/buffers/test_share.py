@@ -27,7 +27,7 @@ from ostinato.errors import KindError, OptionError, SchemaError, UsageError
 from ostinato.storages import shared as shared_storage
 
 from ...processes import CONTEXT
-from ...registry import Half
+from ...registry import Half, seeded
 from ...sharing import AVAILABLE, check_ring, check_rows, die, end, ids_of, make, pipe, rows, start
 from .refusals import raises
 
@@ -44,7 +44,7 @@ KINDS: dict[str, Any] = {
 
 
 def private(kind: str, capacity: int, **options: Any) -> ReplayBuffer:
-    generator = torch.Generator().manual_seed(3)
+    generator = seeded(3)
     return ReplayBuffer(storage=KINDS[kind](capacity), batch_size=8, generator=generator, **options)
 
 
@@ -188,7 +188,7 @@ def test_whichever_process_writes_first_defines_the_schema(kind: str, ranked: bo
         storage=lambda: KINDS[kind](400, shared_init=True),
         sampler=PrioritizedSampler(400, 0.7, 0.5, 1e-3) if ranked else RandomSampler(),
         batch_size=8,
-        generator=torch.Generator().manual_seed(3),
+        generator=seeded(3),
         delayed_init=True,
     )
     assert len(rb) == 0

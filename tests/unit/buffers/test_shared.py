@@ -35,7 +35,7 @@ from ostinato.errors import (
     UsageError,
 )
 
-from ...registry import Half
+from ...registry import Half, seeded
 from ...sharing import AVAILABLE, check_ring, check_rows, ids_of, make, reserve, ring_of, rows
 from .refusals import refuses
 
@@ -228,7 +228,7 @@ def test_what_it_cannot_do_changes_nothing() -> None:
 
 def make_saved(*, shared: bool, ranked: bool, capacity: int = 20, alpha: float = 0.7, **options: Any) -> ReplayBuffer:
     sampler = PrioritizedSampler(capacity, alpha, 0.5, 1e-3) if ranked else RandomSampler()
-    generator = torch.Generator().manual_seed(4)
+    generator = seeded(4)
     options = {"storage": LazyTensorStorage(capacity), "batch_size": 8, "generator": generator, **options}
     return ReplayBuffer(sampler=sampler, shared=shared, **options)
 

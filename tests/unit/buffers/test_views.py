@@ -35,7 +35,7 @@ from ostinato.errors import (
     UsageError,
 )
 
-from ...registry import seeded
+from ...registry import ring, seeded
 from .refusals import raises, refuses
 
 if TYPE_CHECKING:
@@ -230,7 +230,7 @@ def test_what_a_view_cannot_do(tmp_path: Path) -> None:
                     lambda: view.set_sampler(QueueSampler()),
                 ),
                 "views cannot be shared": rb.share,
-                "processes share": ReplayBuffer(storage=LazyTensorStorage(8), shared=True).view,
+                "processes share": ring(8, shared=True).view,
             },
             SlotError: {
                 "2": lambda: rb.view(sampler=ranked(2)),

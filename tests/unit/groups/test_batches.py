@@ -136,7 +136,6 @@ def test_what_cannot_be_packed_raises() -> None:
                 "group 'g0' has 7 tokens in responses of 3, 4": lambda: TokenBudget(max_tokens=6).plan(lease),
                 "each of 3 ranks.*split=True": lambda: TokenBudget(max_tokens=9, ranks=3).plan(lease),
                 "below ranks, which is 1": lambda: TokenBudget(max_tokens=9).of_rank(lease, 1),
-                "form": lambda: TokenBudget(max_tokens=9, form="flat"),  # type: ignore[arg-type]
             },
             SchemaError: {
                 "response 'r0' of group 'g1' has no 'version'": lambda: TokenBudget(max_tokens=9).batches(lease),

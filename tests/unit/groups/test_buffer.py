@@ -22,8 +22,6 @@ from ostinato.errors import (
     OptionError,
     SchemaError,
     StorageMemoryError,
-    UsageError,
-    WaitTimeoutError,
 )
 from ostinato.groups.log import Log
 
@@ -45,6 +43,7 @@ def filled(path: Path | None = None, groups: int = 2, **options: Any) -> GroupBu
 
 
 def test_a_wrong_call_raises_and_changes_nothing() -> None:
+    """Calls at the wrong time: `test_model.py`. Choices: `tests/contracts/test_options.py`."""
     b = filled(ahead=4)
     b.admit(["prompt 2"])
     b.append("2", TOKENS, id="begun", done=False)
@@ -54,8 +53,6 @@ def test_a_wrong_call_raises_and_changes_nothing() -> None:
             OptionError: {
                 "no group 'x'": lambda: b.append("x", TOKENS, id="r"),
                 "must be text": lambda: b.append("2", TOKENS, id=""),
-                "part 1 is next": lambda: b.append("2", TOKENS, id="begun", part=2),
-                "other values": lambda: b.append("2", TOKENS, id="begun"),
                 "another prompt": lambda: b.admit(["other"], ids=["0"]),
                 "occurs twice": lambda: b.admit(["a", "a"], ids=["x", "x"]),
                 "2 ids for 1": lambda: b.admit(["a"], ids=["x", "y"]),
@@ -66,7 +63,6 @@ def test_a_wrong_call_raises_and_changes_nothing() -> None:
                     lambda: b.renew("x"),
                 ),
                 "at least 0": lambda: b.ack("x", step=-1),
-                "has 3 tokens": lambda: b.lease(max_tokens=2),
                 "no group": lambda: b.drop("x", "reason"),
                 "must be one of": lambda: b.ids("new"),
             },
@@ -87,14 +83,6 @@ def test_a_wrong_call_raises_and_changes_nothing() -> None:
             CheckpointError: {
                 r"response\['more'\] is a": lambda: b.append("2", {**TOKENS, "more": object()}, id="r"),
             },
-            UsageError: {
-                "is ready": lambda: b.append("0", TOKENS, id="s"),
-                "which is its size": lambda: b.append("2", TOKENS, id="s"),
-            },
-            WaitTimeoutError: {
-                "no room": lambda: b.admit(["a"] * 2, timeout_s=0),
-                "fewer than 3": lambda: b.lease(3, timeout_s=0),
-            },
         }
     )
     assert json.dumps(b._ledger.to_json()) == before
@@ -102,7 +90,7 @@ def test_a_wrong_call_raises_and_changes_nothing() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"size": 0}, {"ahead": 0}, {"minimum": 1}, {"fail": True}, {"timeout_s": -1.0}, {"order": "new"}, {"sync": "no"}],
+    [{"size": 0}, {"ahead": 0}, {"minimum": 1}, {"fail": True}, {"timeout_s": -1.0}, {"sync": "no"}],
 )
 def test_options_are_checked(options: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match=next(iter(options))):

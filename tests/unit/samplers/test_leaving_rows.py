@@ -10,7 +10,6 @@ import torch
 
 from ostinato import (
     ConsumingSampler,
-    LazyTensorStorage,
     LimitedSampler,
     QueueSampler,
     ReplayBuffer,
@@ -20,7 +19,7 @@ from ostinato import (
 )
 from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError
 
-from ...registry import seeded
+from ...registry import ring, seeded
 from ...stats.chi_square import p_value
 from ..buffers.refusals import refuses
 
@@ -29,7 +28,7 @@ CAPACITY = 6
 
 def make(most: int = 1, batch_size: int = 3, capacity: int = CAPACITY, **options: Any) -> ReplayBuffer:
     options = {"consume_after_n_samples": most, "batch_size": batch_size, "generator": seeded(3), **options}
-    return ReplayBuffer(storage=LazyTensorStorage(capacity), **options)
+    return ring(capacity, **options)
 
 
 def test_draws_are_uniform_among_the_rows_left() -> None:
@@ -97,9 +96,7 @@ def test_what_it_does_not_go_with() -> None:
                 "only supports the default RandomSampler": lambda: make(sampler=SamplerWithoutReplacement()),
                 "conflicts with the provided ConsumingSampler": lambda: make(sampler=ConsumingSampler(2)),
                 "uses its rows up": lambda: ReplayBufferEnsemble(make(), make()),
-                "Prefetching": lambda: ReplayBuffer(storage=LazyTensorStorage(4), batch_size=2, prefetch=1).set_sampler(
-                    ConsumingSampler()
-                ),
+                "Prefetching": lambda: ring(4, batch_size=2, prefetch=1).set_sampler(ConsumingSampler()),
             },
             KindError: {
                 "must be a positive integer, got True": lambda: make(True),
@@ -112,7 +109,7 @@ def test_what_it_does_not_go_with() -> None:
 
 
 def filled(sampler: Any, **options: Any) -> ReplayBuffer:
-    rb = ReplayBuffer(storage=LazyTensorStorage(CAPACITY), sampler=sampler, **options)
+    rb = ring(CAPACITY, sampler=sampler, **options)
     rb.extend(torch.arange(3))
     return rb
 
@@ -171,7 +168,7 @@ def test_states_of_other_rows_or_options_are_refused() -> None:
 def test_rows_that_were_there_are_limited_and_consumed_ones_return_if_they_are_marked_as_updated() -> None:
     limited = ReplayBuffer(storage=TensorStorage(torch.arange(4)), sampler=LimitedSampler(1), batch_size=4)
     assert sorted(limited.sample().tolist()) == [0, 1, 2, 3]
-    rb = ReplayBuffer(storage=LazyTensorStorage(6), consume_after_n_samples=1, batch_size=6)
+    rb = ring(6, consume_after_n_samples=1, batch_size=6)
     rb.extend(torch.arange(6))
     rb.sample()
     assert len(rb) == rb.stats()["size"] == rb.stats().rows == 0

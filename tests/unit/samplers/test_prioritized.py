@@ -9,22 +9,21 @@ import pytest
 import torch
 
 from ostinato import (
-    LazyTensorStorage,
     PrioritizedSampler,
     ReplayBuffer,
 )
 from ostinato.errors import CapacityError, CheckpointError, OptionError, PriorityError
 from ostinato.testing.views import make_view
 
-from ...registry import seeded
+from ...registry import ring, seeded
 
 
 def filled(rows: int = 5, capacity: int = 8, **options: Any) -> ReplayBuffer:
     """A buffer of `rows` rows under a prioritized sampler."""
     settings = {"alpha": 1.0, "beta": 1.0, "eps": 0.0, **options}
     sampler = PrioritizedSampler(capacity, **settings)
-    rb = ReplayBuffer(
-        storage=LazyTensorStorage(capacity),
+    rb = ring(
+        capacity,
         sampler=sampler,
         batch_size=4,
         generator=seeded(),
@@ -64,13 +63,13 @@ def test_options_out_of_range_are_refused_also_if_they_are_set_later() -> None:
 
 
 def test_the_device_is_that_of_the_storage() -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(5), sampler=PrioritizedSampler(5, 0.6, 0.4, device="cpu"), batch_size=2)
+    rb = ring(5, sampler=PrioritizedSampler(5, 0.6, 0.4, device="cpu"), batch_size=2)
     rb.extend(torch.arange(3))
     other = PrioritizedSampler(5, 0.6, 0.4, device="cuda:1")
     assert other.device == torch.device("cuda:1")
     with pytest.raises(OptionError, match=r"device of its storage, cpu, .* was made with device='cu"):
         rb.set_sampler(other)
-    late = ReplayBuffer(storage=LazyTensorStorage(5), sampler=other)
+    late = ring(5, sampler=other)
     with pytest.raises(OptionError):
         late.extend(torch.arange(3))
     assert len(late) == 0

@@ -10,7 +10,6 @@ import torch
 
 from ostinato import (
     ConsumingSampler,
-    LazyTensorStorage,
     PrioritizedSampler,
     PrioritizedSliceSampler,
     PromptGroupSampler,
@@ -28,7 +27,7 @@ from ostinato import (
 from ostinato.errors import CheckpointError, KindError, OstinatoError
 from ostinato.testing import make_view
 
-from ...registry import seeded
+from ...registry import ring, seeded
 from ...tags import same_state, snapshot
 
 
@@ -109,7 +108,7 @@ def test_no_permutation_is_made_before_it_is_needed() -> None:
 )
 def test_memory_is_counted(sampler: Sampler, each: int) -> None:
     """Versions, slots, sums and weights take 32 bytes for each row; groups and streams at most as many."""
-    rb = ReplayBuffer(storage=LazyTensorStorage(1000), sampler=sampler, batch_size=4)
+    rb = ring(1000, sampler=sampler, batch_size=4)
     rb.extend({"x": torch.arange(1000), "y": torch.zeros(1000), "done": torch.ones(1000, dtype=torch.bool)})
     rb.sample()
     assert 1000 * (each or 4) <= sampler.nbytes <= 1000 * (each or 32)
@@ -132,7 +131,7 @@ CASES: dict[str, Any] = {
 
 def make(sampler: Sampler, **options: Any) -> ReplayBuffer:
     options = {"batch_size": 4, "generator": seeded(3), **options}
-    return ReplayBuffer(storage=LazyTensorStorage(16), sampler=sampler, **options)
+    return ring(16, sampler=sampler, **options)
 
 
 def fails(rb: ReplayBuffer, **options: Any) -> None:

@@ -40,7 +40,7 @@ from ostinato.errors import (
     UsageError,
 )
 
-from ...registry import seeded
+from ...registry import ring, seeded
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 def bare(rows: int = 10, capacity: int = 10) -> Storage:
     """A storage of `rows` rows that hold their slot, of which the last `capacity` are kept."""
-    rb = ReplayBuffer(storage=LazyTensorStorage(capacity))
+    rb = ring(capacity)
     rb.extend({"x": torch.arange(rows)})
     return rb.storage
 
@@ -176,7 +176,7 @@ def test_a_storage_may_be_smaller_than_the_sampler_but_not_its_rows_more() -> No
 
 
 def test_episodes_are_read_again_at_each_draw() -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(8))
+    rb = ring(8)
     rb.extend({"traj": torch.tensor([0, 0, 0, 1, 1, 1, 1, 1])})
     sampler = SliceSampler(slice_len=4, traj_key="traj")
     kept = SliceSampler(slice_len=4, traj_key="traj", cache_values=True)

@@ -37,6 +37,8 @@ from ostinato.storages.columns import unpack_column
 from ostinato.tools import inspect_checkpoint
 from ostinato.transforms import Cast, Compose, Rename, ToDevice
 
+from ...registry import ring
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -107,7 +109,7 @@ def test_text_is_returned_with_its_rows_and_edits_reach_it(storage: str) -> None
 
 
 def test_rows_of_a_dict_give_lists() -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(6), batch_size=16)
+    rb = ring(6, batch_size=16)
     rb.extend({"a": ["u", None], "b": np.array(["v", "w"]), "c": (b"1", b"2"), "x": torch.arange(2)})
     rb.add({"a": {"any": ["object"]}, "b": "z", "c": None, "x": torch.tensor(2)})
     rb.extend([{"a": None, "b": None, "c": 1, "x": torch.tensor(3)}, {"a": 1.5, "b": "q", "c": "d", "x": 4}])
@@ -135,7 +137,7 @@ def test_rows_of_tensordicts_give_stacks() -> None:
     rb.extend(TensorDict({"one": NonTensorData(note, batch_size=[2])}, [2]))
     note["k"].append(2)
     assert rb["one"] == [{"k": [1]}] * 2, "one object for all rows, of which the caller may change his"
-    messages = ReplayBuffer(storage=LazyTensorStorage(4), batch_size=8)
+    messages = ring(4, batch_size=8)
     messages.extend(Message(x=torch.arange(2), text=["a", "b"], batch_size=[2]))
     batch = messages.sample()
     assert isinstance(batch, Message)
@@ -195,7 +197,7 @@ WRONG: list[Any] = [
 
 
 def test_text_that_does_not_fit_raises_and_changes_nothing() -> None:
-    rb, bare = (ReplayBuffer(storage=LazyTensorStorage(3)) for _ in range(2))
+    rb, bare = (ring(3) for _ in range(2))
     for text in (np.array([1, "a"], dtype=object), None, object()):
         with pytest.raises(OstinatoError, match="'p'"):
             rb.extend({"p": text, "x": torch.zeros(2)})
@@ -463,7 +465,7 @@ def test_rows_without_tensors(tmp_path: Path) -> None:
             batch = each.sample()
             assert list(batch["text"]) == [rb["text"][i] for i in batch["index"]]
         assert again.extend(rows(7, 8)).tolist() == [1]
-    rb, lists = TensorDictReplayBuffer(storage=LazyTensorStorage(6)), ReplayBuffer(storage=LazyTensorStorage(6))
+    rb, lists = TensorDictReplayBuffer(storage=LazyTensorStorage(6)), ring(6)
     rb.extend(TensorDict({}, [3]))
     assert rb[:].batch_size == (3,)
     lists.extend({"name": ["a", "b"], "of": ["c", "d"]})
