@@ -26,6 +26,7 @@ __all__ = [
     "buffer",
     "fill",
     "poison",
+    "priorities",
     "random_bits",
     "read_ids",
     "rows",
@@ -160,3 +161,9 @@ def same_kind(first: Any, second: Any, path: str = "value") -> None:
             same_kind(first[key], second[key], f"{path}.{key}")
     else:
         assert bits(first) == bits(second), f"{path} differs: {first!r} and {second!r}"
+
+
+def priorities(rb: ReplayBuffer) -> list[float]:
+    """Return the priorities of the rows present, as they are kept."""
+    kept: Tensor = rb.sampler.state_dict()["priorities"]
+    return [float(x) for x in kept]

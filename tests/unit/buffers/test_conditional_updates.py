@@ -29,15 +29,19 @@ def _buffer(capacity: int = 4, **options: Any) -> ReplayBuffer:
     return ReplayBuffer(writer=RoundRobinWriter(track_generations=True), **options)
 
 
+def _rows(count: int, x: float) -> dict[str, Any]:
+    return {"x": torch.full((count,), x), "n": {"w": torch.zeros(count, 2)}, "v": torch.zeros(count, 1).long()}
+
+
 def _filled(rows: int = 4, **options: Any) -> tuple[ReplayBuffer, torch.Tensor, torch.Tensor]:
     rb = _buffer(rows, **options)
-    index = rb.extend({"x": torch.zeros(rows), "n": {"w": torch.zeros(rows, 2)}, "v": torch.zeros(rows, 1).long()})
+    index = rb.extend(_rows(rows, 0.0))
     return rb, index, rb.writer.generations_of(index)
 
 
 def test_replaced_rows_are_left_out_and_counted() -> None:
     rb, index, generation = _filled()
-    rb.extend({"x": torch.full((2,), 5.0), "n": {"w": torch.zeros(2, 2)}, "v": torch.zeros(2, 1).long()})
+    rb.extend(_rows(2, 5.0))
     for value in (1.0, 2.0):  # the rows stay the rows that they are, so a second update reaches them as well
         patch = TensorDict({"x": torch.full((4,), value), "n": {"w": torch.full((4, 2), value)}}, [4])
         result = rb.update_if_present(index=index, generation=generation, patch=patch)

@@ -37,6 +37,7 @@ from ostinato.errors import (
 )
 
 from ...registry import seeded
+from ...tags import priorities
 from .refusals import raises
 
 OPTIONS: dict[str, Any] = {"alpha": 1.0, "beta": 1.0, "eps": 0.0}
@@ -64,12 +65,6 @@ def keyed(data: Any = None, capacity: int = 8, **options: Any) -> TensorDictPrio
     if data is not None:
         rb.extend(data)
     return rb
-
-
-def priorities(rb: ReplayBuffer) -> list[float]:
-    """The priorities of the rows present."""
-    kept: torch.Tensor = rb.sampler.state_dict()["priorities"]
-    return [float(x) for x in kept]
 
 
 # -- stale updates ----------------------------------------------------------------------------------------------------

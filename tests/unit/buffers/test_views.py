@@ -36,6 +36,7 @@ from ostinato.errors import (
 )
 
 from ...registry import ring, seeded
+from ...tags import priorities
 from .refusals import raises, refuses
 
 if TYPE_CHECKING:
@@ -55,12 +56,6 @@ def buffer(**options: Any) -> ReplayBuffer:
 
 def numbered(start: int, rows: int) -> dict[str, torch.Tensor]:
     return {"id": torch.arange(start, start + rows), "obs": torch.arange(start, start + rows).float()[:, None]}
-
-
-def priorities(handle: ReplayBuffer) -> list[float]:
-    assert isinstance(handle.sampler, PrioritizedSampler)
-    found: list[float] = handle.sampler.priorities.tolist()
-    return found
 
 
 # -- a model of what each view knows ----------------------------------------------------------------------------------

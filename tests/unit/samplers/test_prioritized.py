@@ -16,6 +16,7 @@ from ostinato.errors import CapacityError, CheckpointError, OptionError, Priorit
 from ostinato.testing.views import make_view
 
 from ...registry import ring, seeded
+from ...tags import priorities
 
 
 def filled(rows: int = 5, capacity: int = 8, **options: Any) -> ReplayBuffer:
@@ -30,12 +31,6 @@ def filled(rows: int = 5, capacity: int = 8, **options: Any) -> ReplayBuffer:
     )
     rb.extend(torch.arange(rows))
     return rb
-
-
-def priorities(rb: ReplayBuffer) -> list[float]:
-    """The priorities of the rows present, as they are kept."""
-    kept: torch.Tensor = rb.sampler.state_dict()["priorities"]
-    return [float(x) for x in kept]
 
 
 WRONG: list[Any] = [

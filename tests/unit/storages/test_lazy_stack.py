@@ -59,7 +59,7 @@ def test_samples_and_reads_are_lazy_stacks(kind: Any) -> None:
 
 
 def test_a_batch_shares_no_memory_with_the_rows_stored() -> None:
-    kinds = (row, lambda n: TensorDict({"n": {"x": torch.arange(n + 1)}, "y": torch.zeros(2)}))
+    kinds: list[Any] = [row, lambda n: TensorDict({"n": {"x": torch.arange(n + 1)}, "y": torch.zeros(2)})]
     for storage, make in itertools.product((ListStorage, LazyStackStorage), kinds):
         rb, given = ReplayBuffer(storage=storage(10), batch_size=6), [make(n) for n in range(3)]
         rb.extend(given)
