@@ -88,7 +88,6 @@ def test_a_member_that_does_not_take_its_rows_leaves_all_members_as_they_were(fa
 def test_rows_without_a_member_are_refused() -> None:
     """More of them: `tests/parity/test_ensembles.py`."""
     rb, columns = ensemble(), ensemble(routing_dim=0)
-    plain = ReplayBufferEnsemble(ReplayBuffer(storage=LazyTensorStorage(4)))
     two = ReplayBuffer(storage=LazyTensorStorage(4, ndim=2))
     refuses(
         {
@@ -102,7 +101,6 @@ def test_rows_without_a_member_are_refused() -> None:
             },
             UsageError: {
                 r"Use extend\(\) for routing_dim": lambda: columns.add(rows([1])[0]),
-                "writes are disabled": lambda: plain.extend(rows([0])),
             },
             OptionError: {
                 "ndim=2": lambda: ReplayBufferEnsemble(two, routing_key="task"),
