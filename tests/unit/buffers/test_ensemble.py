@@ -447,21 +447,6 @@ def test_prefetched_rows_that_were_replaced_are_marked() -> None:
 
 
 def test_refused_constructions() -> None:
-    wrong: list[Any] = [
-        ({"samplers": SamplerEnsemble(RandomSampler())}, UsageError, "not of both"),
-        ({"p": [0.5, 0.5], "sample_from_all": True}, UsageError, "Cannot pass both `p` argument and `sample_from_all"),
-        ({"p": [1.0]}, OptionError, r"each of the 2 members, got shape \[1\]"),
-        ({"p": object()}, KindError, "p must be numbers"),
-        ({"when_empty": "skip"}, OptionError, "when_empty"),
-        ({"num_buffer_sampled": 0}, OptionError, "positive integer"),
-        ({"num_buffer_sampled": 3, "sample_from_all": True}, OptionError, "leave it out"),
-        ({"batch_size": 5}, OptionError, "divisible by num_buffer_sampled=2, got 5"),
-        ({"prefetch": 2}, OptionError, "batch-size"),
-        ({"collate_fns": [None]}, OptionError, "one entry for each"),
-        ({"collate_fns": [None, 3]}, KindError, "callables"),
-        ({"shared": True}, OptionError, "shared"),
-    ]
-    raises(*((lambda options=options: pair(**options), error, words) for options, error, words in wrong))
     one, grid = plain(0), ReplayBuffer(storage=LazyTensorStorage(4, ndim=2))
     storages, writers = StorageEnsemble(LazyTensorStorage(3)), WriterEnsemble(RoundRobinWriter())
     samplers = SamplerEnsemble(RandomSampler())
@@ -481,15 +466,29 @@ def test_refused_constructions() -> None:
                 "ReplayBuffers, got str at 1": lambda: ReplayBufferEnsemble(one, "b"),  # type: ignore[arg-type]
                 "must be a StorageEnsemble": lambda: parts(LazyTensorStorage(3), samplers),
                 "Storage, got RandomSampler at 0": lambda: StorageEnsemble(RandomSampler()),  # type: ignore[arg-type]
+                "p must be numbers": lambda: pair(p=object()),
+                "callables": lambda: pair(collate_fns=[None, 3]),
                 "transforms": lambda: StorageEnsemble(LazyTensorStorage(3), transforms=[None, None]),
             },
             OptionError: {
+                r"each of the 2 members, got shape \[1\]": lambda: pair(p=[1.0]),
+                "when_empty": lambda: pair(when_empty="skip"),
+                "positive integer": lambda: pair(num_buffer_sampled=0),
+                "leave it out": lambda: pair(num_buffer_sampled=3, sample_from_all=True),
+                "divisible by num_buffer_sampled=2, got 5": lambda: pair(batch_size=5),
+                "batch-size": lambda: pair(prefetch=2),
+                "one entry for each": lambda: pair(collate_fns=[None]),
+                "shared": lambda: pair(shared=True),
                 "only once": lambda: ReplayBufferEnsemble(one, one),
                 "ndim": lambda: ReplayBufferEnsemble(one, grid),
                 "equally many": lambda: parts(storages, both),
                 "give p to it": lambda: parts(storages, samplers, p=[1.0]),
                 "at least one Writer": WriterEnsemble,
                 "cannot be set": lambda: setattr(both, "p", [1.0]),
+            },
+            UsageError: {
+                "not of both": lambda: pair(samplers=samplers),
+                "Cannot pass both `p` argument and `sample_from_all": lambda: pair(p=[0.5, 0.5], sample_from_all=True),
             },
         }
     )

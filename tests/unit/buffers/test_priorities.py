@@ -38,7 +38,7 @@ from ostinato.errors import (
 
 from ...registry import seeded
 from ...tags import priorities
-from .refusals import raises
+from .refusals import raises, refuses
 
 OPTIONS: dict[str, Any] = {"alpha": 1.0, "beta": 1.0, "eps": 0.0}
 
@@ -166,14 +166,19 @@ def test_where_every_row_is_kept_no_update_takes_a_negative_index(index: Any) ->
     """It is neither left out nor the last row, in whichever way it is given."""
     rb, n = plain(5), torch.as_tensor(index).numel()
     rb.sample(2)  # direct calls
-    calls: list[Any] = [
-        lambda: rb.update_priority(index, torch.full((n,), 3.0).squeeze()),
-        lambda: rb.update_priority(index, 3.0, torch.ones(n, dtype=torch.int64)),
-        lambda: rb.delete(index),
-        lambda: rb.update_if_present(index=index, generation=[1] * n, priority=3.0),
-        lambda: plain(5, shared=True).update_priority(index, 3.0),
-    ]
-    raises(*((call, SlotError, "index -1 is out of range: .* do not count from the end") for call in calls))
+    refuses(
+        {
+            SlotError: {
+                "index -1 is out of range: .* do not count from the end": (
+                    lambda: rb.update_priority(index, torch.full((n,), 3.0).squeeze()),
+                    lambda: rb.update_priority(index, 3.0, torch.ones(n, dtype=torch.int64)),
+                    lambda: rb.delete(index),
+                    lambda: rb.update_if_present(index=index, generation=[1] * n, priority=3.0),
+                    lambda: plain(5, shared=True).update_priority(index, 3.0),
+                )
+            }
+        }
+    )
     assert (priorities(rb), rb.stats().stale_updates) == ([1.0] * 5, 0)
 
 
@@ -183,14 +188,19 @@ def test_a_priority_for_each_pair_of_rows_is_refused() -> None:
     error = torch.tensor([[0.0, 0.5], [0.75, 0.25]])
     batch = rb.sample(2)
     batch["td_error"] = error
-    calls: list[Any] = [
-        lambda: rb.update_priority(index, error),
-        lambda: rb.update_priority({"index": index}, error.numpy()),
-        lambda: rb.update_tensordict_priority(batch),
-        lambda: rb.update_if_present(index=index, generation=index + 1, priority=error),
-        lambda: keyed(table(range(2), td_error=error)),
-    ]
-    raises(*((call, PriorityShapeError, r"got \[2, 2\]: .* use \.squeeze\(-1\)") for call in calls))
+    refuses(
+        {
+            PriorityShapeError: {
+                r"got \[2, 2\]: .* use \.squeeze\(-1\)": (
+                    lambda: rb.update_priority(index, error),
+                    lambda: rb.update_priority({"index": index}, error.numpy()),
+                    lambda: rb.update_tensordict_priority(batch),
+                    lambda: rb.update_if_present(index=index, generation=index + 1, priority=error),
+                    lambda: keyed(table(range(2), td_error=error)),
+                )
+            }
+        }
+    )
     assert priorities(rb) == [1.0] * 5
     rb.update_priority(index, error[:, :1])
     assert priorities(rb) == [0.0, 0.75, 1.0, 1.0, 1.0]
