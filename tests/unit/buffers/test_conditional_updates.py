@@ -21,7 +21,7 @@ from ostinato import (
 from ostinato.errors import KeyMissingError, OptionError, PriorityError, SchemaError, UsageError
 
 from ..background import in_background
-from .refusals import raises
+from .refusals import refuses
 
 
 def _buffer(capacity: int = 4, **options: Any) -> ReplayBuffer:
@@ -98,28 +98,39 @@ def test_invalid_arguments_change_nothing() -> None:
     plain.extend({"x": torch.zeros(4)})
     assert plain.writer.generations_of(index).tolist() == [-1] * 4
     patch = {"x": torch.ones(4)}
-    wrong: list[Any] = [
-        ({"version": 1}, OptionError, "provided together"),
-        ({"version": 1, "version_key": ("n", "w")}, OptionError, "per-record scalar"),
-        ({"version": 1, "version_key": "n.w"}, OptionError, "Dotted-string"),
-        ({"version": 1, "version_key": "no"}, KeyMissingError, "does not exist"),
-        ({"version": np.arange(2), "version_key": "v"}, OptionError, "one entry per record"),
-        ({"version": 1, "version_key": "v", "patch": {"v": torch.ones(4, 1).long()}}, OptionError, "may not appear"),
-        ({"priority": 1.0}, OptionError, "has no priorities"),
-        ({"generation": torch.ones(3).long()}, OptionError, "same number of records"),
-        ({"patch": {"y": torch.ones(4)}}, KeyMissingError, "does not exist in the storage"),
-        ({"patch": {"x": torch.ones(4).double()}}, SchemaError, "dtype mismatch"),
-        ({"patch": {"x": torch.ones(4, 2)}}, SchemaError, "shape mismatch"),
-        ({"patch": {"x": torch.ones(3)}}, SchemaError, "shape mismatch"),
-        ({"rb": _buffer()}, UsageError, "require an initialized storage"),
-        ({"rb": listed}, UsageError, "not supported"),
-        ({"rb": plain}, UsageError, r"writer must track slot generations.*track_generations=True"),
-    ]
 
     def call(rb: ReplayBuffer = rb, **arguments: Any) -> object:
         return rb.update_if_present(**{"index": index, "generation": generation, "patch": patch, **arguments})
 
-    raises(*((lambda given=given: call(**given), error, words) for given, error, words in wrong))
+    refuses(
+        {
+            OptionError: {
+                "provided together": lambda: call(version=1),
+                "per-record scalar": lambda: call(version=1, version_key=("n", "w")),
+                "Dotted-string": lambda: call(version=1, version_key="n.w"),
+                "one entry per record": lambda: call(version=np.arange(2), version_key="v"),
+                "may not appear": lambda: call(version=1, version_key="v", patch={"v": torch.ones(4, 1).long()}),
+                "has no priorities": lambda: call(priority=1.0),
+                "same number of records": lambda: call(generation=torch.ones(3).long()),
+            },
+            KeyMissingError: {
+                "does not exist": lambda: call(version=1, version_key="no"),
+                "does not exist in the storage": lambda: call(patch={"y": torch.ones(4)}),
+            },
+            SchemaError: {
+                "dtype mismatch": lambda: call(patch={"x": torch.ones(4).double()}),
+                "shape mismatch": (
+                    lambda: call(patch={"x": torch.ones(4, 2)}),
+                    lambda: call(patch={"x": torch.ones(3)}),
+                ),
+            },
+            UsageError: {
+                "require an initialized storage": lambda: call(rb=_buffer()),
+                "not supported": lambda: call(rb=listed),
+                r"writer must track slot generations.*track_generations=True": lambda: call(rb=plain),
+            },
+        }
+    )
     assert rb["x"].sum() == plain["x"].sum() == 0
 
 

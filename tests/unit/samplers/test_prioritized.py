@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from ostinato.testing.views import make_view
 
 from ...registry import ring, seeded
 from ...tags import priorities
+from ..buffers.refusals import refuses
 
 
 def filled(rows: int = 5, capacity: int = 8, **options: Any) -> ReplayBuffer:
@@ -33,21 +35,23 @@ def filled(rows: int = 5, capacity: int = 8, **options: Any) -> ReplayBuffer:
     return rb
 
 
-WRONG: list[Any] = [
-    ({"max_capacity": 0}, CapacityError, "max_capacity must be in"),
-    ({"max_capacity": 2**60}, CapacityError, "give the storage a max_size"),
-    ({"alpha": -0.1}, OptionError, r"alpha must be greater or equal than 0, got alpha=-0\.1"),
-    ({"beta": 40}, OptionError, r"beta must be in \[0, 2\], .* got beta=40"),
-    ({"eps": -1e-9}, OptionError, "eps must be"),
-    ({"dtype": torch.int64}, OptionError, "dtype must be a floating dtype"),
-    ({"reduction": "sum"}, OptionError, r"reduction must be one of .*got 'sum'"),
-]
-
-
 def test_options_out_of_range_are_refused_also_if_they_are_set_later() -> None:
-    for options, error, words in WRONG:
-        with pytest.raises(error, match=words):
-            PrioritizedSampler(**{"max_capacity": 10, "alpha": 0.6, "beta": 0.4, **options})
+    made: Any = partial(PrioritizedSampler, max_capacity=10, alpha=0.6, beta=0.4)
+    refuses(
+        {
+            CapacityError: {
+                "max_capacity must be in": lambda: made(max_capacity=0),
+                "give the storage a max_size": lambda: made(max_capacity=2**60),
+            },
+            OptionError: {
+                r"alpha must be greater or equal than 0, got alpha=-0\.1": lambda: made(alpha=-0.1),
+                r"beta must be in \[0, 2\], .* got beta=40": lambda: made(beta=40),
+                "eps must be": lambda: made(eps=-1e-9),
+                "dtype must be a floating dtype": lambda: made(dtype=torch.int64),
+                r"reduction must be one of .*got 'sum'": lambda: made(reduction="sum"),
+            },
+        }
+    )
     sampler = PrioritizedSampler(10, 0.6, 0.4)
     for name, wrong in (("alpha", -1), ("beta", math.nan), ("beta", 40)):
         with pytest.raises(OptionError, match=name):
