@@ -21,7 +21,19 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["BUFFERS", "CAPACITY", "LENGTH", "SAMPLERS", "STORAGES", "UNITS", "WRITERS", "Registered", "rows", "seeded"]
+__all__ = [
+    "BUFFERS",
+    "CAPACITY",
+    "LENGTH",
+    "SAMPLERS",
+    "STORAGES",
+    "UNITS",
+    "WRITERS",
+    "Registered",
+    "ring",
+    "rows",
+    "seeded",
+]
 
 CAPACITY = 24
 LENGTH = 6
@@ -31,6 +43,11 @@ BATCH = 6
 
 def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
+
+
+def ring(capacity: int, **options: Any) -> o.ReplayBuffer:
+    """Return an empty buffer of so many rows in memory."""
+    return o.ReplayBuffer(storage=o.LazyTensorStorage(capacity), **options)
 
 
 def rows(count: int, start: int = 0, lanes: int = 1) -> TensorDict:
@@ -117,7 +134,7 @@ SAMPLERS: dict[str, Part] = {
     "PrioritizedSampler, alpha 0": Part(lambda n: o.PrioritizedSampler(n, 0.0, 0.5, eps=0.0)),
     "SliceSampler, padded": Part(lambda n: o.SliceSampler(**_SLICES, strict_length=False, pad_output=True)),
 }
-UNITS: dict[str, Callable[[int], Any]] = {
+UNITS: dict[str, Any] = {
     "none": lambda n: None,
     "Transition": lambda n: o.Transition(),
     "NStep": lambda n: o.NStep(3, 0.5),
@@ -128,7 +145,7 @@ UNITS: dict[str, Callable[[int], Any]] = {
     "DeltaTimestamps": lambda n: o.DeltaTimestamps(steps={"obs": [-1, 0]}),
     "NStep + FrameStack": lambda n: [o.NStep(3, 0.5), o.FrameStack(2, ["obs"])],
 }
-STORAGES: dict[str, Callable[[int], Any]] = {
+STORAGES: dict[str, Any] = {
     "ListStorage": o.ListStorage,
     "CompressedListStorage": o.CompressedListStorage,
     "LazyStackStorage": o.LazyStackStorage,
@@ -144,7 +161,7 @@ STORAGES: dict[str, Callable[[int], Any]] = {
     ),
     "LazyTensorStorage, single_copy": lambda n: o.LazyTensorStorage(n, single_copy=True),
 }
-WRITERS: dict[str, Callable[[int], Any]] = {
+WRITERS: dict[str, Any] = {
     "RoundRobinWriter": lambda n: o.RoundRobinWriter(),
     "TensorDictRoundRobinWriter": lambda n: o.TensorDictRoundRobinWriter(),
     "TensorDictMaxValueWriter": lambda n: o.TensorDictMaxValueWriter(rank_key="t"),
@@ -178,7 +195,7 @@ def make(n: int, *, storage: Any = "LazyTensorStorage", **options: Any) -> o.Ten
 
 
 def _ensemble(n: int, **mix: Any) -> o.ReplayBufferEnsemble:
-    parts: list[dict[str, str]] = [
+    parts: list[Any] = [
         {"sampler": "PrioritizedSampler"},
         {"sampler": "SamplerWithoutReplacement", "storage": "ListStorage"},
         {"writer": "ReservoirWriter"},
@@ -189,7 +206,7 @@ def _ensemble(n: int, **mix: Any) -> o.ReplayBufferEnsemble:
 
 def _viewed(n: int) -> o.TensorDictReplayBuffer:
     buffer: Any = make(n)
-    parts: list[dict[str, Any]] = [
+    parts: list[Any] = [
         {"sampler": SAMPLERS["PrioritizedSampler"].make(n), "prefetch": 3},
         {"sampler": o.SamplerWithoutReplacement()},
         {"sampler": o.SliceSampler(**_SLICES), "prefetch": 1},
@@ -199,7 +216,7 @@ def _viewed(n: int) -> o.TensorDictReplayBuffer:
     return buffer  # type: ignore[no-any-return]
 
 
-_OPTIONS: dict[str, Callable[[int], Any]] = {
+_OPTIONS: dict[str, Any] = {
     "NStep, PrioritizedSampler": lambda n: make(n, sample_unit="NStep", sampler="PrioritizedSampler"),
     "all kinds of columns": lambda n: make(
         n,
@@ -256,7 +273,7 @@ def _parts() -> dict[str, Callable[[int], Any]]:
     return found
 
 
-BUFFERS: dict[str, Callable[[int], Any]] = {**_parts(), **_OPTIONS}
+BUFFERS: dict[str, Any] = {**_parts(), **_OPTIONS}
 """Makers of empty buffers by capacity: each part with a state once, and options that change a state."""
 
 

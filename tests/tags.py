@@ -16,7 +16,7 @@ from ostinato import LazyMemmapStorage, LazyTensorStorage, ListStorage, ReplayBu
 from ostinato.testing.views import bits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 __all__ = [
     "STORAGES",
@@ -26,6 +26,7 @@ __all__ = [
     "buffer",
     "fill",
     "poison",
+    "priorities",
     "random_bits",
     "read_ids",
     "rows",
@@ -94,7 +95,7 @@ def at(batch: Any, index: Any) -> Any:
 
 Maker = "Callable[[int], Storage]"
 
-TENSORS: dict[str, Callable[[int], Storage]] = {
+TENSORS: dict[str, Any] = {
     "packed": LazyTensorStorage,
     "columns": lambda capacity: LazyTensorStorage(capacity, packed=False),
     "mapped": LazyMemmapStorage,
@@ -102,7 +103,7 @@ TENSORS: dict[str, Callable[[int], Storage]] = {
 }
 """Storages that lay out tensors themselves, by name."""
 
-STORAGES: dict[str, Callable[[int], Storage]] = {"list": ListStorage, **TENSORS}
+STORAGES: dict[str, Any] = {"list": ListStorage, **TENSORS}
 """All storages that begin empty, by name."""
 
 
@@ -160,3 +161,9 @@ def same_kind(first: Any, second: Any, path: str = "value") -> None:
             same_kind(first[key], second[key], f"{path}.{key}")
     else:
         assert bits(first) == bits(second), f"{path} differs: {first!r} and {second!r}"
+
+
+def priorities(rb: ReplayBuffer) -> list[float]:
+    """Return the priorities of the rows present, as they are kept."""
+    kept: Tensor = rb.sampler.state_dict()["priorities"]
+    return [float(x) for x in kept]

@@ -24,7 +24,7 @@ from ostinato import (
 )
 from ostinato.testing.views import bits
 from ostinato.transforms import Cast, Compose, Exclude, Rename, Select
-from tests.registry import BUFFERS, registered, seeded
+from tests.registry import BUFFERS, registered, ring, seeded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -55,7 +55,7 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+MODES: dict[str, Any] = {
     "with a device": lambda: META,
     "default device": default_device,
     "float64": lambda: default_dtype(torch.float64),
@@ -85,7 +85,7 @@ def of_the_registry(name: str) -> Callable[[Path], Iterator[Any]]:
 
 def edits(directory: Path) -> Iterator[Any]:
     """Numbers of Python and NumPy, views, edits, late fields, transforms."""
-    rb = ReplayBuffer(storage=LazyTensorStorage(8), batch_size=4, generator=seeded())
+    rb = ring(8, batch_size=4, generator=seeded())
     for reward in (1.5, 0.1):
         yield rb.add({"reward": reward, "count": 3, "done": False, "half": np.float16(reward)})
     rb[0] = {"reward": 7.25, "count": 9, "done": True, "half": np.float16(2.0)}
@@ -135,7 +135,7 @@ def trajectories(directory: Path) -> Iterator[Any]:
 
 
 # Nested tensors have no bytes to compare, and the transform of the registry makes its state as the mode says.
-SCENARIOS: dict[str, Callable[[Path], Iterator[Any]]] = {
+SCENARIOS: dict[str, Any] = {
     **{name: of_the_registry(name) for name in BUFFERS if "Ragged" not in name and name != "transform"},
     "edits": edits,
     "environments": environments,

@@ -208,7 +208,7 @@ def check_slices(
     assert (("collector", "mask") in info) == (pad and (short or any(span)))
     mask = info["collector", "mask"].tolist() if ("collector", "mask") in info else [True] * len(slots)
     last = info["next", "truncated"].reshape(-1).tolist()
-    pieces: list[list[int]] = [[]]
+    pieces: list[Any] = [[]]
     for i, slot in enumerate(slots):
         assert bool(info["next", "terminated"].reshape(-1)[i]) == rows[i].terminated
         assert bool(info["next", "done"].reshape(-1)[i]) == (rows[i].done or last[i])

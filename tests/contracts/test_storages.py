@@ -23,14 +23,12 @@ from ostinato.testing import StorageContract
 from tests.contracts.suites import suites
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import Tensor
 
 pytestmark = pytest.mark.usefixtures("backend")
 
 
-STORAGES: dict[str, Callable[[int], Storage]] = {
+STORAGES: dict[str, Any] = {
     "packed": LazyTensorStorage,
     "columns": lambda n: LazyTensorStorage(n, packed=False),
     "auto": lambda n: LazyTensorStorage(n, device="auto"),

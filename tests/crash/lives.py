@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 import torch
@@ -18,9 +18,6 @@ from ostinato import (
     ReplayBuffer,
     SamplerWithoutReplacement,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 CAPACITY = 4000
 
@@ -42,7 +39,7 @@ def _buffer(storage: Any = None, **options: Any) -> ReplayBuffer:
     )
 
 
-BUFFERS: dict[str, Callable[[], ReplayBuffer]] = {
+BUFFERS: dict[str, Any] = {
     "prioritized slices": lambda: _buffer(
         sampler=PrioritizedSliceSampler(CAPACITY, 0.7, 0.5, slice_len=4, end_key=("next", "done"))
     ),

@@ -73,7 +73,7 @@ def _nest(depth: int) -> Any:
 
 
 STORAGE = ("state", "storage", "state")
-HOSTILE: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
+HOSTILE: dict[str, Any] = {
     "another dtype": (_set("arrays", "0.t", "dtype", to="float64"), r"column '0.t' must be torch.int64.*float64"),
     "another shape": (
         _set("arrays", "0.t", "shape", to=[12, 2]),

@@ -87,7 +87,7 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-PARTS: dict[str, dict[str, str]] = {
+PARTS: dict[str, Any] = {
     **{
         name: {"sampler": name}
         for name in registry.SAMPLERS

@@ -187,7 +187,7 @@ def limited() -> Calls:
     yield from sampling(rb)
 
 
-STAYS: dict[str, Callable[[], Calls]] = {
+STAYS: dict[str, Any] = {
     "`extend`, `add` of rows that are on the device": stays_written,
     "`sample` with `RandomSampler`": lambda: sampling(buffer()),
     "`sample` with `SamplerWithoutReplacement`": stays_in_passes,
@@ -212,7 +212,7 @@ def table() -> dict[str, str]:
     return {operation: answer for operation, answer in lines[1:] if operation != "---"}
 
 
-WAITS: dict[str, Callable[[ReplayBuffer], object]] = {
+WAITS: dict[str, Any] = {
     "writes of rows that are elsewhere": lambda rb: rb.extend(rows(device=torch.device("cpu"))),
     "`rb[tensor]`, `rb[list]`, `rb[mask]`": lambda rb: rb[[1, 2]],
     "`rb[...] = rows`, `write_all`": lambda rb: rb.write_all({**rb[:], "more": torch.zeros_like(rb[:]["reward"])}),

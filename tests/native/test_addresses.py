@@ -12,7 +12,7 @@ import pytest
 from .tables import address
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from types import ModuleType
 
 STUB = Path(__file__).parents[2] / "src" / "ostinato" / "_native.pyi"
@@ -76,7 +76,7 @@ def _keep(made: Any, *memory: Any) -> Any:
 
 
 GENERATIONS = (AT, ROWS, 0, 0, 0, 0)
-MAKERS: dict[str, Callable[[Any], Any]] = {
+MAKERS: dict[str, Any] = {
     "Fields": fields,
     "SingleCopy": single_copy,
     "SumTree": tree,

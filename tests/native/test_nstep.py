@@ -20,7 +20,7 @@ DTYPES = [np.float32, np.float64]
 @pytest.mark.parametrize("dtype", DTYPES)
 @given(n=st.integers(0, 5), width=st.integers(0, 4), cells=st.integers(0, 3), seed=st.integers(0, 99))
 def test_rows_without_weight_do_not_count(
-    native: ModuleType, dtype: type[Any], n: int, width: int, cells: int, seed: int
+    native: ModuleType, dtype: Any, n: int, width: int, cells: int, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
     rows, weights = rng.normal(size=(n, width, cells)).astype(dtype), rng.random((n, width)).astype(dtype)

@@ -22,7 +22,6 @@ from tests.threads import together
 from .tables import LAYOUTS, address, in_columns, make, runs_beside
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from types import ModuleType
 
     from .tables import Bytes, Slots, Table
@@ -181,7 +180,7 @@ def test_large_calls_let_other_threads_run(native: ModuleType) -> None:
     handle = episodes.add_need(3)
     update = address(slots), address(values), False, n, 0, ring, address(priorities), 0, rows, 0.0, 0.6, False
     sample = address(values), n, 0.5, ring, address(drawn), address(weights), False, address(generations)
-    calls: dict[str, Callable[[], object]] = {
+    calls: dict[str, Any] = {
         "gather": lambda: table.fields.gather([address(some)], len(some), [address(out)]),
         "draw": lambda: tree.draw(address(values), n, address(drawn), address(weights)),
         "update": lambda: tree.update(*update),

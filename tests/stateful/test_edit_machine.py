@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 CAPACITY = 7
 SETTINGS = examples(0.8)
-SAMPLERS: dict[str, Callable[[], Any]] = {
+SAMPLERS: dict[str, Any] = {
     "queue": QueueSampler,
     "stack": StackSampler,
     "stack that pops": lambda: StackSampler(1),
@@ -53,7 +53,7 @@ SAMPLERS: dict[str, Callable[[], Any]] = {
     "limited": lambda: LimitedSampler(2),
     "consuming": lambda: ConsumingSampler(2),
 }
-STORAGES: dict[str, Callable[[], Any]] = {
+STORAGES: dict[str, Any] = {
     "packed": lambda: LazyTensorStorage(CAPACITY),
     "columns": lambda: LazyTensorStorage(CAPACITY, packed=False),
     "mapped": lambda: LazyMemmapStorage(CAPACITY),
@@ -270,7 +270,7 @@ class EditMachine(RuleBasedStateMachine):
         index = torch.tensor(slots)
         fields = {} if self.listed else {key: value for key, value in rows.items() if key != "tokens"}
         patch = {(key,): value for key, value in fields.items()}
-        ways: dict[str, Callable[[ReplayBuffer], Any]] = {
+        ways: dict[str, Any] = {
             "row": lambda rb: put(rb, slots[0], one(rows)),
             "rows": lambda rb: put(rb, index, rows),
             "write_all": lambda rb: rb.write_all(rows),

@@ -12,13 +12,14 @@ import torch
 
 from ostinato import LazyTensorStorage, PrioritizedReplayBuffer, PrioritizedSampler, ReplayBuffer
 
+from ..registry import seeded
 from ..unit.background import in_background
 from .chi_square import p_value
 
 
 def priorities(shape: str, rows: int) -> torch.Tensor:
     """Priorities float64 `[rows]` of a shape: equal, over five orders of magnitude, or 90 % zeros."""
-    generator = torch.Generator().manual_seed(11)
+    generator = seeded(11)
     if shape == "uniform":
         return torch.full((rows,), 0.7, dtype=torch.float64)
     skewed = 10 ** (5 * torch.rand(rows, dtype=torch.float64, generator=generator) - 3)
@@ -41,7 +42,7 @@ def made(given: torch.Tensor, *, alpha: float, eps: float = 0.0, **options: Any)
     rb = ReplayBuffer(
         storage=LazyTensorStorage(rows + 13),
         sampler=sampler,
-        generator=torch.Generator().manual_seed(5),
+        generator=seeded(5),
     )
     rb.update_priority(rb.extend(torch.arange(rows)), given)
     return rb

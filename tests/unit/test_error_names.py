@@ -60,7 +60,7 @@ def _objects() -> ReplayBuffer:
     return rb
 
 
-BUFFERS: dict[str, Callable[[], Any]] = {
+BUFFERS: dict[str, Any] = {
     "tensordicts": _tensordicts,
     "objects": _objects,
     "slices": lambda: _dicts(sampler=SliceSampler(slice_len=2, end_key="done")),

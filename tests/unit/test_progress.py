@@ -358,7 +358,7 @@ def test_the_exception_is_raised_even_where_it_was_taken_for_another(taken: Any)
 
 def test_wrong_options(tmp_path: Path) -> None:
     for option in ("bar", 3, (1, 2)):
-        with pytest.raises(OptionError, match="progress is a function of the number of bytes done and the total"):
+        with pytest.raises(OptionError):
             filled().dumps(tmp_path / "a", progress=option)  # type: ignore[arg-type]
     assert not (tmp_path / "a").exists()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,9 +35,6 @@ from ostinato.errors import (
 from ...tags import buffer, fill, read_ids, rows, same_state, snapshot, table
 from .refusals import raises
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 def five(storage: str = "packed", **options: Any) -> ReplayBuffer:
     rb = buffer(storage, 8, **options)
@@ -49,7 +46,7 @@ def changed(fields: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in {**table(torch.arange(3)), **fields}.items() if value is not ...}
 
 
-ROWS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+ROWS: dict[str, Any] = {
     "shape": ({"obs": torch.zeros(3, 4)}, SchemaError, r"'obs' must be float32\[3, 3\].*got float32\[3, 4\]"),
     "dtype": ({"obs": torch.zeros(3, 3) + 0j}, SchemaError, r"'obs' must be float32.*got complex64"),
     "missing key": ({"obs": ...}, KeyMissingError, r"missing \['obs'\]"),
@@ -67,7 +64,7 @@ ROWS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "a sparse tensor": ({"obs": torch.zeros(3, 3).to_sparse()}, KindError, "'obs'.*sparse"),
 }
 """Fields that differ from those of rows that fit (`...` for none), and what is said."""
-OTHERS: list[tuple[Callable[[], Any], type[Exception], str]] = [
+OTHERS: list[Any] = [
     (lambda: torch.zeros(3), SchemaError, "must be a dict with the keys"),
     (lambda: table(torch.tensor(3)), SchemaError, r"use add\(\) for one row"),
     (lambda: iter([1, 2]), OstinatoError, "iterator"),

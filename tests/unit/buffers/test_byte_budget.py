@@ -23,6 +23,7 @@ from ostinato import (
 )
 from ostinato.errors import CapacityError, OptionError, StorageMemoryError
 
+from ...registry import seeded
 from .refusals import raises
 
 BUDGET = 11_000
@@ -36,7 +37,7 @@ def rows(start: int, count: int) -> dict[str, torch.Tensor]:
     ids = torch.arange(start, start + count)
     frames = torch.zeros(count, 400, dtype=torch.uint8)
     for frame, number in zip(frames, ids.tolist(), strict=True):
-        generator = torch.Generator().manual_seed(number)
+        generator = seeded(number)
         width = 40 + 30 * (number % 10 + number // 60 % 3)
         frame[:width] = torch.randint(0, 256, (width,), dtype=torch.uint8, generator=generator)
     return {"obs": frames, "id": ids, "done": ids % LENGTH == LENGTH - 1}
@@ -50,7 +51,7 @@ def buffer(capacity: int = 1000, evict: str = "rows", **options: Any) -> ReplayB
     storage = LazyTensorStorage(capacity, codec="zlib", max_bytes=BUDGET, evict=evict)  # type: ignore[arg-type]
     if evict == "episodes":
         options.setdefault("episodes", Episodes(end_key="done"))
-    return ReplayBuffer(storage=storage, batch_size=8, generator=torch.Generator().manual_seed(1), **options)
+    return ReplayBuffer(storage=storage, batch_size=8, generator=seeded(1), **options)
 
 
 class Model:
@@ -159,7 +160,7 @@ def test_a_batch_beyond_the_budget_changes_nothing() -> None:
 
 
 def test_options_and_parts_that_cannot_follow_raise() -> None:
-    wrong: list[tuple[dict[str, Any], type[Exception], str]] = [
+    wrong: list[Any] = [
         ({"codec": None}, OptionError, "max_bytes needs codec"),
         ({"single_copy": True}, OptionError, "or single_copy out"),
         ({"max_bytes": 0}, CapacityError, "positive integer or None, got 0"),
@@ -171,7 +172,7 @@ def test_options_and_parts_that_cannot_follow_raise() -> None:
     raises(
         *((lambda given=given: LazyTensorStorage(**{**base, **given}), error, words) for given, error, words in wrong)
     )
-    parts: list[tuple[dict[str, Any], str]] = [
+    parts: list[Any] = [
         ({"writer": TensorDictMaxValueWriter(rank_key="id")}, "keeps no order: use RoundRobinWriter"),
         ({"sampler": QueueSampler()}, "QueueSampler counts the draws"),
         ({"evict": "episodes", "episodes": None}, "does not know where they end"),

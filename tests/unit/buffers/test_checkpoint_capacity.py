@@ -18,8 +18,9 @@ from ostinato import (
 from ostinato.core.records import Draw, View
 from ostinato.errors import CheckpointError, OptionError
 
+from ...registry import ring
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -28,22 +29,19 @@ def transitions(first: int, count: int) -> dict[str, torch.Tensor]:
     return {"obs": t, "next_obs": t + 1, "reward": torch.ones(count), "done": torch.zeros(count, dtype=torch.bool)}
 
 
-@pytest.mark.parametrize(("single_copy", "way"), [(False, "state"), (True, "disk"), (True, "unverified")])
-def test_no_window_leads_from_the_newest_row_to_the_oldest(single_copy: bool, way: str, tmp_path: Path) -> None:
-    """`tests/unit/units` resizes rings with every unit."""
+@pytest.mark.parametrize("verify", [True, False])
+def test_no_window_leads_from_the_newest_row_to_the_oldest(verify: bool, tmp_path: Path) -> None:
+    """`tests/unit/units` resizes rings with every unit; here with single copies."""
 
     def make(size: int) -> ReplayBuffer:
-        storage = LazyTensorStorage(size, single_copy=single_copy and {"next_obs": "obs"})
+        storage = LazyTensorStorage(size, single_copy={"next_obs": "obs"})
         return ReplayBuffer(storage=storage, sample_unit=NStep(3, 1.0), batch_size=60)
 
     rb = make(5)
     rb.extend(transitions(0, 7))
     other = make(8)
-    if way == "state":
-        other.load_state_dict(rb.state_dict())
-    else:
-        rb.dumps(tmp_path / "save")
-        other.loads(tmp_path / "save", verify=way == "disk")
+    rb.dumps(tmp_path / "save")
+    other.loads(tmp_path / "save", verify=verify)
     for first in (7, 9, 11):
         x = other.sample()
         assert torch.equal(x["next_obs"], x["obs"] + x["steps_to_next_obs"])
@@ -51,7 +49,7 @@ def test_no_window_leads_from_the_newest_row_to_the_oldest(single_copy: bool, wa
 
 
 def test_a_ring_that_came_from_a_larger_one_is_saved(tmp_path: Path) -> None:
-    larger, same, other = (ReplayBuffer(storage=LazyTensorStorage(size)) for size in (8, 6, 6))
+    larger, same, other = (ring(size) for size in (8, 6, 6))
     larger.extend({"x": torch.arange(8)})
     larger.empty()
     larger.extend({"x": torch.arange(6)})
@@ -63,7 +61,7 @@ def test_a_ring_that_came_from_a_larger_one_is_saved(tmp_path: Path) -> None:
 
 
 def test_a_ring_that_would_have_to_be_moved_is_not_mapped(tmp_path: Path) -> None:
-    rb, other, same = (ReplayBuffer(storage=LazyTensorStorage(size)) for size in (5, 9, 5))
+    rb, other, same = (ring(size) for size in (5, 9, 5))
     rb.extend({"x": torch.arange(7)})
     rb.dumps(tmp_path / "save")
     other.extend({"x": torch.arange(2)})
@@ -85,7 +83,7 @@ class Own(Sampler):
 
 
 def test_a_sampler_that_cannot_follow_raises_and_nothing_changes() -> None:
-    rb, same, other = (ReplayBuffer(storage=LazyTensorStorage(size), sampler=Own(), batch_size=4) for size in (5, 5, 9))
+    rb, same, other = (ring(size, sampler=Own(), batch_size=4) for size in (5, 5, 9))
     rb.extend({"x": torch.arange(7)})
     same.load_state_dict(rb.state_dict())
     with pytest.raises(CheckpointError, match="move_state"):
@@ -102,8 +100,8 @@ def test_a_sampler_that_cannot_follow_raises_and_nothing_changes() -> None:
     ],
     ids=["passes", "endless", "limited"],
 )
-def test_rows_are_drawn_as_often_as_they_would_have_been(sampler: Callable[[], Sampler], uses: int) -> None:
-    rb, other = (ReplayBuffer(storage=LazyTensorStorage(size), sampler=sampler(), batch_size=2) for size in (7, 9))
+def test_rows_are_drawn_as_often_as_they_would_have_been(sampler: Any, uses: int) -> None:
+    rb, other = (ring(size, sampler=sampler(), batch_size=2) for size in (7, 9))
     rb.extend({"id": torch.arange(12)})
     drawn = rb.sample()["id"].tolist()
     other.load_state_dict(rb.state_dict())

@@ -26,7 +26,7 @@ from ostinato.core.records import Run
 from ostinato.errors import CheckpointError, StorageMemoryError
 from ostinato.transforms import Compose
 
-from ...registry import CAPACITY, registered, seeded
+from ...registry import CAPACITY, registered, ring, seeded
 from ...tags import buffer, fill, same_state, snapshot
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def stays(rb: ReplayBuffer, load: Callable[[], object], error: type[BaseExceptio
     same_state(snapshot(rb), before)
 
 
-STEPS: list[tuple[Any, str]] = [
+STEPS: list[Any] = [
     (Compose, "load_state_dict"),
     (checkpoint._Load, "parts"),
     (checkpoint._Load, "_ring"),
@@ -158,7 +158,7 @@ def _of_the_sampler(**changes: Any) -> Callable[[dict[str, Any]], Any]:
     return lambda state: state["sampler"]["state"].update(changes)
 
 
-DAMAGES: dict[str, list[Callable[[dict[str, Any]], Any]]] = {
+DAMAGES: dict[str, Any] = {
     "prefetch, NStep + FrameStack": [
         _of_plans(lambda p: p["records"].add_(1000)),
         _of_plans(lambda p: p["columns"][0]["slots"].sub_(1000)),
@@ -194,7 +194,7 @@ def test_damaged_states_are_refused(kind: str) -> None:
         stays(rb, functools.partial(rb.load_state_dict, state), CheckpointError)
 
 
-CASES: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[Any], object]]] = {
+CASES: dict[str, Any] = {
     "priorities": (
         lambda: {"sampler": PrioritizedSampler(16, 0.6, 0.4)},
         lambda rb: rb.sampler.column.raw.__setitem__(3, -1.0),
@@ -212,8 +212,8 @@ CASES: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[Any], object]]] =
 @pytest.mark.parametrize("case", list(CASES))
 def test_a_state_that_no_load_takes_is_not_committed(case: str, tmp_path: Path) -> None:
     options, spoil = CASES[case]
-    rb, other = (ReplayBuffer(storage=LazyTensorStorage(16), batch_size=4, **options()) for _ in range(2))
-    saved: list[tuple[Any, str]] = [(rb, "one"), (ReplayBufferEnsemble(rb, batch_size=4), "both")]
+    rb, other = (ring(16, batch_size=4, **options()) for _ in range(2))
+    saved: list[Any] = [(rb, "one"), (ReplayBufferEnsemble(rb, batch_size=4), "both")]
     rb.extend({"x": torch.arange(16), "done": torch.arange(16) % 4 == 3})
     rb.sample()
     for each, name in saved:
@@ -223,7 +223,7 @@ def test_a_state_that_no_load_takes_is_not_committed(case: str, tmp_path: Path) 
     spoil(rb)
     for incremental in (False, True):
         for each, name in saved:
-            with pytest.raises(CheckpointError, match="cannot be saved"):
+            with pytest.raises(CheckpointError):
                 each.dumps(tmp_path / name, incremental=incremental)
     assert {file: file.read_bytes() for file in tmp_path.glob("*/*")} == before
     other.loads(tmp_path / "one")
@@ -231,7 +231,7 @@ def test_a_state_that_no_load_takes_is_not_committed(case: str, tmp_path: Path) 
 
 
 def test_counts_and_deleted_rows_that_contradict_each_other_are_refused() -> None:
-    rb, other = (ReplayBuffer(storage=LazyTensorStorage(8)) for _ in range(2))
+    rb, other = (ring(8) for _ in range(2))
     rb.extend(torch.arange(4))
     rb.empty()
     rb.extend(torch.arange(3))

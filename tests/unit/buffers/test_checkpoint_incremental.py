@@ -17,7 +17,6 @@ from ostinato.durable.checkpoint import MOST_PATCHES
 from ...tags import buffer, fill, rows, same_state, snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -106,7 +105,7 @@ def test_a_save_continues_the_one_before_or_is_written_whole(foreign: str, tmp_p
 
 
 def test_after_a_view_was_handed_out_everything_is_written(tmp_path: Path) -> None:
-    views: list[Callable[[Any], torch.Tensor]] = [
+    views: list[Any] = [
         lambda rb: rb[2:5]["id"],
         lambda rb: rb.storage["id"],
         lambda rb: rb.storage.columns[("id",)],

@@ -30,7 +30,7 @@ def _storage() -> LazyTensorStorage:
 
 
 def test_options_without_counterpart_name_the_reason() -> None:
-    wrong: list[tuple[dict[str, Any], type[Exception], str]] = [
+    wrong: list[Any] = [
         ({"service_backend": "ray"}, OptionError, "RayReplayBuffer"),
         ({"service_backend_options": {"remote_config": {}}}, OptionError, "only valid for a remote ReplayBuffer"),
         ({"transport": "distributed"}, OptionError, "transport='auto' or 'direct'"),

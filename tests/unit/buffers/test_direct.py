@@ -32,7 +32,7 @@ from ostinato.testing.views import bits
 from ostinato.transforms import Cast, Compose, RewardScale
 
 from ...contracts.test_differential import WAYS, Program
-from ...registry import seeded
+from ...registry import ring, seeded
 from ..background import in_background
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def nest(data: dict[str, Any]) -> dict[str, Any]:
     return {**{key: value for key, value in data.items() if not key.startswith("next_")}, "next": after}
 
 
-PARTS: dict[str, Callable[[], dict[str, Any]]] = {
+PARTS: dict[str, Any] = {
     "memory": dict,
     "mapped": dict,
     "single copy": dict,
@@ -192,7 +192,7 @@ def test_direct_calls_give_what_torch_alone_gives(parts: str) -> None:
 def test_common_buffers_have_direct_calls() -> None:
     fields = {"obs": torch.rand(8, 3), "done": torch.zeros(8, dtype=torch.bool)}
     for data in (fields, TensorDict(fields, batch_size=[8]), torch.rand(8, 3)):
-        rb = ReplayBuffer(storage=LazyTensorStorage(100), batch_size=4)
+        rb = ring(100, batch_size=4)
         rb.extend(data)
         calls = rb._engine.direct
         assert calls is not None
@@ -277,7 +277,7 @@ def test_episodes_of_views_follow_direct_writes(parts: str) -> None:
     assert found[0] == found[1]
 
 
-ORDERS: dict[str, Callable[[ReplayBuffer], Any]] = {
+ORDERS: dict[str, Any] = {
     "deleted": lambda rb: rb.delete([3, 8]),
     "edited": lambda rb: rb.set_at_("action", torch.tensor([1, 2]), [3, 8]),
     "cursor moved": lambda rb: rb._engine.store.move_cursor(5),
@@ -293,7 +293,7 @@ def test_rows_that_are_not_in_ring_order_have_direct_calls(order: str) -> None:
         with use_backend(way):
             sampler = PrioritizedSampler(CAPACITY, 0.6, 0.4)
             options: dict[str, Any] = {"remover": "lifo"} if order == "lifo" else {}
-            rb = ReplayBuffer(storage=LazyTensorStorage(CAPACITY), sampler=sampler, generator=seeded(1), **options)
+            rb = ring(CAPACITY, sampler=sampler, generator=seeded(1), **options)
             rb.extend(rows(np.random.default_rng(0), CAPACITY + 5))
             rb.sample(4)
             program, used = Forms(rb, order), 0
@@ -310,7 +310,7 @@ def test_rows_that_are_not_in_ring_order_have_direct_calls(order: str) -> None:
 
 
 def test_a_batch_whose_transform_raises_is_not_counted() -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(8), batch_size=4)
+    rb = ring(8, batch_size=4)
     rb.extend(torch.arange(8))
     rb.append_transform(lambda batch: batch.no_such_method())
     for _ in range(3):
@@ -340,7 +340,7 @@ def test_torch_without_the_exchange_gives_the_same(monkeypatch: pytest.MonkeyPat
 
 
 def test_memory_of_a_batch_is_used_again_only_when_all_views_are_gone() -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(64), batch_size=32)
+    rb = ring(64, batch_size=32)
     rb.extend({"image": torch.arange(64, dtype=torch.uint8)[:, None].expand(64, 4096).clone()})
     batch = rb.sample()
     view = batch["image"][3:5]
@@ -360,7 +360,7 @@ def test_no_window_is_torn_while_rows_are_replaced(parts: str) -> None:
     options: dict[str, Any] = {"sampler": SliceSampler(slice_len=4, end_key="done")}
     if parts == "n-step":
         options = {"sample_unit": NStep(4, 1.0, next_keys=["last", "done"])}
-    rb = ReplayBuffer(storage=LazyTensorStorage(400), batch_size=64, **options)
+    rb = ring(400, batch_size=64, **options)
 
     def batch(first: int, n: int = 40) -> dict[str, torch.Tensor]:
         number = torch.arange(first, first + n)
@@ -393,7 +393,7 @@ either_way = pytest.mark.parametrize("sampler", [RandomSampler, lambda: SamplerW
 
 
 def filled(**options: Any) -> ReplayBuffer:
-    rb = ReplayBuffer(storage=LazyTensorStorage(50), generator=seeded(1), batch_size=8, **options)
+    rb = ring(50, generator=seeded(1), batch_size=8, **options)
     rb.extend(as_tensors(rows(np.random.default_rng(0), 50)))
     rb.sample()
     return rb
@@ -401,7 +401,7 @@ def filled(**options: Any) -> ReplayBuffer:
 
 @pytest.mark.filterwarnings("ignore::ostinato.errors.EpisodesWarning")
 def test_out_is_filled_with_the_batch_that_would_have_been_returned() -> None:
-    cases: list[dict[str, Any]] = [
+    cases: list[Any] = [
         {},
         {"prefetch": 2},
         {"transform": lambda batch: {**batch, "obs": batch["obs"] + 1}},
@@ -425,7 +425,7 @@ def test_out_is_filled_with_the_batch_that_would_have_been_returned() -> None:
 def test_out_that_does_not_fit_raises_before_anything_is_written(sampler: Callable[[], Sampler]) -> None:
     rb = filled(sampler=sampler())
     out, stored = rb.sample(), {key: value.clone() for key, value in rb[:].items()}
-    wrong: list[tuple[dict[str, Any], str]] = [
+    wrong: list[Any] = [
         ({"obs": out["obs"].double()}, "'obs' of out has another dtype"),
         ({"obs": out["obs"][:4]}, "'obs' of out has another dtype"),
         ({"obs": torch.zeros(3, 8).t()}, "'obs' of out is not contiguous"),
@@ -461,7 +461,7 @@ def test_a_loss_notices_that_a_batch_was_filled_again(sampler: Callable[[], Samp
 
 def test_a_write_while_the_rows_of_another_are_read() -> None:
     """As of a finalizer that the garbage collector runs within a write."""
-    rb = ReplayBuffer(storage=LazyTensorStorage(20), batch_size=2)
+    rb = ring(20, batch_size=2)
     first = {"x": np.zeros(3), "y": np.zeros(3)}
 
     class Key(str):

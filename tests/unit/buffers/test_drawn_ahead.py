@@ -23,7 +23,7 @@ from ...registry import CAPACITY, SAMPLERS, STORAGES, UNITS, seeded
 from ...registry import rows as combined
 from ...tags import same_state
 
-BUFFERS: dict[str, tuple[str, str, str]] = {
+BUFFERS: dict[str, Any] = {
     "uniform": ("LazyTensorStorage", "RandomSampler", "none"),
     "prioritized": ("LazyTensorStorage", "PrioritizedSampler", "none"),
     "list": ("ListStorage", "PrioritizedSampler", "none"),

@@ -52,7 +52,7 @@ def test_the_form_of_no_rows_is_checked() -> None:
     rb, first = (ReplayBuffer(storage=LazyTensorStorage(8), batch_size=2) for _ in range(2))
     rb.extend({"x": torch.zeros(2, 3), "y": torch.zeros(2)})
     none: dict[str, Any] = {"x": torch.zeros(0, 3), "y": torch.zeros(0)}
-    wrong: list[tuple[Any, type[Exception], str]] = [
+    wrong: list[Any] = [
         ({**none, "x": torch.zeros(0, 4)}, SchemaError, r"'x' must be float32\[0, 3\]"),
         ({**none, "z": torch.zeros(0)}, SchemaError, r"unknown \['z'\]"),
         ({}, OstinatoError, "missing"),

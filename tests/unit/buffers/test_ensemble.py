@@ -39,13 +39,13 @@ from ostinato.errors import (
     UsageError,
 )
 
-from ...registry import seeded
+from ...registry import ring, seeded
 from ...tags import same_state
-from .refusals import raises
+from .refusals import raises, refuses
 
 
 def plain(base: int, count: int = 10, **options: Any) -> ReplayBuffer:
-    rb = ReplayBuffer(storage=LazyTensorStorage(10), **options)
+    rb = ring(10, **options)
     if count:
         rb.extend({"id": torch.arange(base, base + count)})
     return rb
@@ -97,7 +97,7 @@ def test_rows_of_two_dimensions_are_named_by_step_and_environment() -> None:
 
 
 def test_members_of_different_shapes_and_fields() -> None:
-    wide = ReplayBuffer(storage=LazyTensorStorage(10))
+    wide = ring(10)
     wide.extend({"id": torch.zeros(5, 3)})
     for flatten, words in ((False, "collate_fn"), (True, r"end to end.*collate_fn")):
         with pytest.raises(KindError, match=words):
@@ -170,7 +170,7 @@ def test_weights_choose_members_and_may_change() -> None:
 SHORT = SequenceUnit(4, "strict", "done")
 """A unit whose windows need four rows of one episode."""
 NOTHING = {
-    "empty": lambda: ReplayBuffer(storage=LazyTensorStorage(10)),
+    "empty": lambda: ring(10),
     "no window": lambda: windows(3),
     "no slice": lambda: windows(3, sampler=SliceSampler(slice_len=4), sample_unit=None),
     "no slice by priority": lambda: windows(
@@ -182,7 +182,7 @@ NOTHING = {
 
 
 def windows(count: int, *, valid: bool = True, **options: Any) -> ReplayBuffer:
-    rb = ReplayBuffer(storage=LazyTensorStorage(10), **{"sample_unit": SHORT, **options})
+    rb = ring(10, **{"sample_unit": SHORT, **options})
     more_rows(rb, count, valid=valid)
     return rb
 
@@ -218,7 +218,7 @@ def test_the_others_keep_their_ratio_while_a_member_is_empty() -> None:
 
 
 def test_without_rows_an_error_comes_before_anything_is_drawn() -> None:
-    cases: list[tuple[int, dict[str, Any], str]] = [
+    cases: list[Any] = [
         (0, {}, "Cannot sample"),
         (0, {"p": "sampleable"}, "no member"),
         (0, {"sample_from_all": True}, "Cannot sample"),
@@ -273,7 +273,7 @@ def test_members_are_chosen_as_from_a_list() -> None:
         assert some.sampler.num_buffer_sampled == 3
     assert [len(part) for part in (rb, rb.storage, rb.sampler, rb.writer)] == [3, 3, 3, 3]
     assert (rb.storage[1], rb.sampler[1], rb.writer[1:].members) == (b.storage, b.sampler, (b.writer, c.writer))
-    wrong: list[tuple[type[Exception], list[Any]]] = [
+    wrong: list[Any] = [
         (SlotError, [3, -4, [0, 3], slice(3, None), [], ()]),
         (KindError, ["id", True, torch.tensor([True, False, True]), None, torch.zeros(2)]),
         (UsageError, [torch.zeros(2, 2, dtype=torch.int64)]),
@@ -402,7 +402,7 @@ def test_bad_priorities_change_no_member() -> None:
     batch = rb.sample(4)
     bad = torch.tensor([[4, 4], [4, float("nan")]])
     index = {"index": torch.tensor([[0, 1], [2, 50]]), "buffer_ids": torch.tensor([0, 1])}
-    wrong: list[tuple[type[Exception], tuple[Any, ...]]] = [
+    wrong: list[Any] = [
         (PriorityError, (batch, bad)),
         (SlotError, (index, bad.new_ones(2, 2))),
         (SlotError, ({**index, "buffer_ids": torch.tensor([0, 2])}, 4.0)),
@@ -447,21 +447,6 @@ def test_prefetched_rows_that_were_replaced_are_marked() -> None:
 
 
 def test_refused_constructions() -> None:
-    wrong: list[tuple[dict[str, Any], type[Exception], str]] = [
-        ({"samplers": SamplerEnsemble(RandomSampler())}, UsageError, "not of both"),
-        ({"p": [0.5, 0.5], "sample_from_all": True}, UsageError, "Cannot pass both `p` argument and `sample_from_all"),
-        ({"p": [1.0]}, OptionError, r"each of the 2 members, got shape \[1\]"),
-        ({"p": object()}, KindError, "p must be numbers"),
-        ({"when_empty": "skip"}, OptionError, "when_empty"),
-        ({"num_buffer_sampled": 0}, OptionError, "positive integer"),
-        ({"num_buffer_sampled": 3, "sample_from_all": True}, OptionError, "leave it out"),
-        ({"batch_size": 5}, OptionError, "divisible by num_buffer_sampled=2, got 5"),
-        ({"prefetch": 2}, OptionError, "batch-size"),
-        ({"collate_fns": [None]}, OptionError, "one entry for each"),
-        ({"collate_fns": [None, 3]}, KindError, "callables"),
-        ({"shared": True}, OptionError, "shared"),
-    ]
-    raises(*((lambda options=options: pair(**options), error, words) for options, error, words in wrong))
     one, grid = plain(0), ReplayBuffer(storage=LazyTensorStorage(4, ndim=2))
     storages, writers = StorageEnsemble(LazyTensorStorage(3)), WriterEnsemble(RoundRobinWriter())
     samplers = SamplerEnsemble(RandomSampler())
@@ -470,18 +455,40 @@ def test_refused_constructions() -> None:
     def parts(storages: Any, samplers: Any, **options: Any) -> ReplayBufferEnsemble:
         return ReplayBufferEnsemble(storages=storages, samplers=samplers, writers=writers, **options)
 
-    raises(
-        (lambda: pair(generator=3), KindError, "generator"),
-        (lambda: pair().set_rng(3), KindError, "generator"),  # type: ignore[arg-type]
-        (ReplayBufferEnsemble, KindError, "storages must be a StorageEnsemble"),
-        (lambda: ReplayBufferEnsemble(one, "b"), KindError, "ReplayBuffers, got str at 1"),  # type: ignore[arg-type]
-        (lambda: ReplayBufferEnsemble(one, one), OptionError, "only once"),
-        (lambda: ReplayBufferEnsemble(one, grid), OptionError, "ndim"),
-        (lambda: parts(LazyTensorStorage(3), samplers), KindError, "must be a StorageEnsemble"),
-        (lambda: parts(storages, both), OptionError, "equally many"),
-        (lambda: parts(storages, samplers, p=[1.0]), OptionError, "give p to it"),
-        (lambda: StorageEnsemble(RandomSampler()), KindError, "Storage, got RandomSampler at 0"),  # type: ignore[arg-type]
-        (WriterEnsemble, OptionError, "at least one Writer"),
-        (lambda: StorageEnsemble(LazyTensorStorage(3), transforms=[None, None]), KindError, "transforms"),
-        (lambda: setattr(both, "p", [1.0]), OptionError, "cannot be set"),
+    refuses(
+        {
+            KindError: {
+                "generator": (
+                    lambda: pair(generator=3),
+                    lambda: pair().set_rng(3),  # type: ignore[arg-type]
+                ),
+                "storages must be a StorageEnsemble": ReplayBufferEnsemble,
+                "ReplayBuffers, got str at 1": lambda: ReplayBufferEnsemble(one, "b"),  # type: ignore[arg-type]
+                "must be a StorageEnsemble": lambda: parts(LazyTensorStorage(3), samplers),
+                "Storage, got RandomSampler at 0": lambda: StorageEnsemble(RandomSampler()),  # type: ignore[arg-type]
+                "p must be numbers": lambda: pair(p=object()),
+                "callables": lambda: pair(collate_fns=[None, 3]),
+                "transforms": lambda: StorageEnsemble(LazyTensorStorage(3), transforms=[None, None]),
+            },
+            OptionError: {
+                r"each of the 2 members, got shape \[1\]": lambda: pair(p=[1.0]),
+                "when_empty": lambda: pair(when_empty="skip"),
+                "positive integer": lambda: pair(num_buffer_sampled=0),
+                "leave it out": lambda: pair(num_buffer_sampled=3, sample_from_all=True),
+                "divisible by num_buffer_sampled=2, got 5": lambda: pair(batch_size=5),
+                "batch-size": lambda: pair(prefetch=2),
+                "one entry for each": lambda: pair(collate_fns=[None]),
+                "shared": lambda: pair(shared=True),
+                "only once": lambda: ReplayBufferEnsemble(one, one),
+                "ndim": lambda: ReplayBufferEnsemble(one, grid),
+                "equally many": lambda: parts(storages, both),
+                "give p to it": lambda: parts(storages, samplers, p=[1.0]),
+                "at least one Writer": WriterEnsemble,
+                "cannot be set": lambda: setattr(both, "p", [1.0]),
+            },
+            UsageError: {
+                "not of both": lambda: pair(samplers=samplers),
+                "Cannot pass both `p` argument and `sample_from_all": lambda: pair(p=[0.5, 0.5], sample_from_all=True),
+            },
+        }
     )

@@ -17,7 +17,7 @@ from ostinato import RateLimiter
 from ostinato.buffers.rate_limit import Flow, Stock
 from ostinato.errors import OptionError
 
-from .refusals import raises
+from .refusals import refuses
 
 INF = math.inf
 
@@ -26,7 +26,7 @@ INF = math.inf
 
 
 MOST = sys.float_info.max
-EDGES: list[tuple[Any, int, Any, Any]] = [
+EDGES: list[Any] = [
     # Queue and Stack
     (1, 1, 0.0, 5),
     (1, 1, 0, 1),
@@ -35,7 +35,7 @@ EDGES: list[tuple[Any, int, Any, Any]] = [
     (0.3, 3, -2, INF),
     (2.0, 2, -MOST, MOST),
 ]
-FORMS: list[tuple[RateLimiter, tuple[Any, int, Any, Any]]] = [
+FORMS: list[Any] = [
     (RateLimiter(1 / 3, 1, 3), (Fraction(1, 3), 3, 0, 2)),
     # the class MinSize
     (RateLimiter(min_size_to_sample=4), (1, 4, -INF, INF)),
@@ -79,27 +79,33 @@ def test_edges_and_error_buffer_are_one_limiter_in_two_spellings() -> None:
 
 
 def test_bands_that_are_none_are_refused() -> None:
-    wrong: list[tuple[dict[str, Any], str]] = [
-        ({"min_diff": 0, "max_diff": 4}, "goes together"),
-        ({"samples_per_insert": 1, "min_diff": 0}, r"goes together .* got 1, None and \(0, None\)"),
-        ({"samples_per_insert": 1, "error_buffer": 3, "min_diff": 0, "max_diff": 4}, "goes together"),
-        ({"samples_per_insert": 1, "min_diff": 4, "max_diff": 4}, "min_diff must be below max_diff, got 4 and 4"),
-        ({"samples_per_insert": 1, "min_diff": INF, "max_diff": INF}, "min_diff must be a number, finite or -inf"),
-        ({"samples_per_insert": 1, "min_diff": 0, "max_diff": -INF}, "max_diff must be a number, finite or inf"),
-        ({"samples_per_insert": 2, "error_buffer": (0, 3)}, r"must be at least 2 \* max\(1, samples_per_insert\) = 4"),
-        ({"samples_per_insert": 1, "error_buffer": (2, 9)}, "is above samples_per_insert"),
-        ({"samples_per_insert": 1, "error_buffer": (2, 9, 4)}, "error_buffer must be a number or a pair"),
-        *(
-            ({"samples_per_insert": ratio, "error_buffer": 3}, "samples_per_insert must be a finite number above 0")
-            for ratio in (torch.tensor(0.3), True, 0.0)
-        ),
-        ({"samples_per_insert": 1}, "goes together"),
-        ({"samples_per_insert": 1, "error_buffer": INF}, "error_buffer must be a finite number"),
-        ({"samples_per_insert": 8, "error_buffer": 7}, r"at least max\(1, samples_per_insert\) = 8"),
-        ({"min_size_to_sample": 0}, "min_size_to_sample must be a positive integer"),
-        ({"timeout_s": -1}, "timeout_s must be a number of seconds"),
-    ]
-    raises(*((lambda options=options: RateLimiter(**options), OptionError, said) for options, said in wrong))
+    refuses(
+        {
+            OptionError: {
+                "goes together": (
+                    lambda: RateLimiter(min_diff=0, max_diff=4),
+                    lambda: RateLimiter(1, error_buffer=3, min_diff=0, max_diff=4),
+                    lambda: RateLimiter(1),
+                ),
+                r"goes together .* got 1, None and \(0, None\)": lambda: RateLimiter(1, min_diff=0),
+                "min_diff must be below max_diff, got 4 and 4": lambda: RateLimiter(1, min_diff=4, max_diff=4),
+                "min_diff must be a number, finite or -inf": lambda: RateLimiter(1, min_diff=INF, max_diff=INF),
+                "max_diff must be a number, finite or inf": lambda: RateLimiter(1, min_diff=0, max_diff=-INF),
+                r"must be at least 2 \* max\(1, samples_per_insert\) = 4": lambda: RateLimiter(2, (0, 3)),
+                "is above samples_per_insert": lambda: RateLimiter(1, (2, 9)),
+                "error_buffer must be a number or a pair": lambda: RateLimiter(1, (2, 9, 4)),  # type: ignore[arg-type]
+                "samples_per_insert must be a finite number above 0": (
+                    lambda: RateLimiter(torch.tensor(0.3), 3),  # type: ignore[arg-type]
+                    lambda: RateLimiter(True, 3),
+                    lambda: RateLimiter(0.0, 3),
+                ),
+                "error_buffer must be a finite number": lambda: RateLimiter(1, INF),
+                r"at least max\(1, samples_per_insert\) = 8": lambda: RateLimiter(8, 7),
+                "min_size_to_sample must be a positive integer": lambda: RateLimiter(min_size_to_sample=0),
+                "timeout_s must be a number of seconds": lambda: RateLimiter(timeout_s=-1),
+            },
+        }
+    )
 
 
 @given(

@@ -7,7 +7,7 @@ import sys
 import time
 import weakref
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -27,10 +27,6 @@ from ostinato.errors import OstinatoError
 
 from ...registry import BUFFERS
 from ...registry import rows as combined
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 SIZE = 2000
 """Rows of a buffer: their memory and that of the priorities is big."""
@@ -53,7 +49,7 @@ REGISTERED += ["SamplerWithoutReplacement", "SliceSampler", "QueueSampler", "Hea
 REGISTERED += ["unit NStep", "unit FrameStack"]
 REGISTERED += [f"storage LazyTensorStorage, {option}" for option in ("single_copy", "ndim=2", "codec")]
 REGISTERED += ["storage LazyMemmapStorage"]
-MADE: dict[str, Callable[[int], Any]] = {
+MADE: dict[str, Any] = {
     **{name: BUFFERS[name] for name in REGISTERED},
     "transform ahead": lambda n: plain(prefetch=2, transform=lambda data: data),
     "windows ahead": lambda n: plain(sample_unit=FrameStack(2, ["obs"]), prefetch=1),

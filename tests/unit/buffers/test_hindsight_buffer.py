@@ -20,17 +20,13 @@ from ostinato import (
 )
 from ostinato.errors import KeyMissingError, OptionError
 
+from ...registry import reached
 from ...stats.chi_square import p_value
 from .refusals import raises
 
 pytestmark = pytest.mark.filterwarnings("ignore::ostinato.errors.EpisodesWarning")  # next goals are made up
 
 NO_GOAL = -1.0
-
-
-def reward_of(batch: Any) -> torch.Tensor:
-    same: torch.Tensor = batch["achieved_goal"] == batch["desired_goal"]
-    return same.float()
 
 
 def episode(number: int, steps: int, *, first: int = 0, ends: bool = True) -> TensorDict:
@@ -42,7 +38,7 @@ def episode(number: int, steps: int, *, first: int = 0, ends: bool = True) -> Te
     return TensorDict({"achieved_goal": place, "desired_goal": goal.clone(), "next": after}, [steps])
 
 
-def buffer(capacity: int = 100, *, reward_fn: Any = reward_of, **options: Any) -> HERReplayBuffer:
+def buffer(capacity: int = 100, *, reward_fn: Any = reached, **options: Any) -> HERReplayBuffer:
     options = {"her_ratio": 1.0, "batch_size": 64, "generator": torch.Generator().manual_seed(0), **options}
     return HERReplayBuffer(reward_fn, storage=LazyTensorStorage(capacity), **options)
 
@@ -80,7 +76,7 @@ def test_the_first_rows_of_every_batch_are_relabelled_and_no_others() -> None:
 
     def reward(batch: Any) -> torch.Tensor:
         seen.append(batch.batch_size[0])
-        return reward_of(batch)
+        return reached(batch)
 
     for sampler, ratio in (
         (RandomSampler(), 0.29),
@@ -99,7 +95,7 @@ def test_the_first_rows_of_every_batch_are_relabelled_and_no_others() -> None:
             assert torch.equal(info["relabelled"], relabelled)
             for goals in (batch["desired_goal"], batch["next", "desired_goal"]):
                 assert torch.equal(goals != NO_GOAL, relabelled)
-            assert torch.equal(batch["next", "reward"][:count, 0], reward_of(batch)[:count])
+            assert torch.equal(batch["next", "reward"][:count, 0], reached(batch)[:count])
             assert (batch["next", "reward"][count:] == 7).all()
         assert (rb[:]["desired_goal"] == NO_GOAL).all(), "stored rows keep their goals"
         rb.close()

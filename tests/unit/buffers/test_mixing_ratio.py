@@ -21,7 +21,7 @@ from ostinato import (
 )
 from ostinato.errors import EmptyBufferError, KindError, OptionError, SchemaError, UsageError
 
-from ...registry import seeded
+from ...registry import ring, seeded
 from .refusals import raises
 from .test_ensemble import plain, tds
 
@@ -98,7 +98,7 @@ def test_the_source_of_each_row_is_a_field(make: Any) -> None:
 
 
 def test_sources_that_cannot_be_named_are_refused() -> None:
-    numbers = [ReplayBuffer(storage=LazyTensorStorage(4)) for _ in range(2)]
+    numbers = [ring(4) for _ in range(2)]
     for rb in numbers:
         rb.extend(torch.arange(4))
     raises(
@@ -113,7 +113,7 @@ def test_sources_that_cannot_be_named_are_refused() -> None:
 
 
 def steps(base: int, **options: Any) -> ReplayBuffer:
-    rb = ReplayBuffer(storage=LazyTensorStorage(40), **options)
+    rb = ring(40, **options)
     t = torch.arange(40)
     rb.extend({"id": base + t, "t": t % 20, "done": t % 20 == 19})
     return rb
@@ -146,7 +146,7 @@ def test_members_of_other_fields_kinds_and_shapes_are_named() -> None:
     less = {"id": torch.arange(5), "next": {"reward": torch.zeros(5)}, "mask": torch.zeros(5)}
 
     def mixed(*data: Any) -> ReplayBufferEnsemble:
-        members = [ReplayBuffer(storage=LazyTensorStorage(10)) for _ in data]
+        members = [ring(10) for _ in data]
         for rb, rows in zip(members, data, strict=True):
             rb.extend(rows)
         return ReplayBufferEnsemble(*members, ratio=0.5)

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from ostinato import LazyTensorStorage, Observer, ReplayBuffer, ReplayBufferEnsemble, RowValues, TensorStorage
+from ostinato import Observer, ReplayBuffer, ReplayBufferEnsemble, RowValues, TensorStorage
 from ostinato._backend import backend
 from ostinato.errors import CheckpointError, KindError, UsageError
+
+from ...registry import ring
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,7 +31,7 @@ class Copies(RowValues):
 
 
 def made(capacity: int = 8, **options: Any) -> tuple[ReplayBuffer, Copies]:
-    rb = ReplayBuffer(storage=LazyTensorStorage(capacity), batch_size=4, **options)
+    rb = ring(capacity, batch_size=4, **options)
     copies = Copies()
     rb.observe(copies)
     return rb, copies
@@ -57,7 +59,7 @@ def test_numbers_follow_rows(tmp_path: Path) -> None:
         other.extend(torch.arange(50, 57))
         assert follows(other, theirs)
     with pytest.raises(CheckpointError, match="observers"):
-        ReplayBuffer(storage=LazyTensorStorage(8), batch_size=4).loads(tmp_path)
+        ring(8, batch_size=4).loads(tmp_path)
     assert rb.delete([2]).item()
     assert copies.values[2] == 0
     rb.empty()
@@ -69,7 +71,7 @@ def test_numbers_follow_rows(tmp_path: Path) -> None:
 
 
 def test_default_numbers_are_set_beside_native_writes() -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(8), batch_size=4)
+    rb = ring(8, batch_size=4)
     weights = RowValues("weight", 2.0)
     rb.observe(weights)
     rb.extend(torch.arange(5))

@@ -30,7 +30,7 @@ from ostinato.testing import ResumeContract
 from ...processes import CONTEXT
 from ...sharing import AVAILABLE
 from ...stats.chi_square import p_value
-from .refusals import raises
+from .refusals import raises, refuses
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -201,7 +201,7 @@ def test_states_that_do_not_fit_change_nothing() -> None:
             rb.load_state_dict(state)
     assert (len(rb.online_buffer), rb.offline_fraction) == (3, 0.5)
     of_episodes(5).load_state_dict(of_episodes(5).state_dict())
-    with pytest.raises(CheckpointError, match="give the same dataset"):
+    with pytest.raises(CheckpointError):
         of_episodes(5).load_state_dict(of_episodes(10).state_dict())
 
 
@@ -228,23 +228,35 @@ def test_refused_options() -> None:
     """Those of TorchRL: `tests/parity/test_ensembles.py`."""
     both, limited = OfflineToOnlineReplayBuffer, dataset(5, consume_after_n_samples=1)
     lanes = ReplayBuffer(storage=LazyTensorStorage(4, ndim=2))
-    raises(
-        (lambda: pair(online_buffer=dataset()), OptionError, "neither with online_buffer"),
-        (lambda: both(dataset(), online_buffer=Foreign(3)), KindError, "got Foreign"),  # type: ignore[arg-type]
-        (lambda: both([1, 2], online_capacity=3), KindError, "got list"),
-        (lambda: both(Foreign(1), online_capacity=5, generator=torch.Generator()), OptionError, "generator"),
-        (lambda: both(dataset(), online_buffer=plain(shared=True)), OptionError, "belong to one process"),
-        (lambda: next(iter(pair())), UsageError, "Batch_size was not specified"),
-        (lambda: pair(rows=0).sample(3), EmptyBufferError, "empty"),
-        (lambda: pair().anneal(-1, 10), OptionError, "anneal"),
-        (lambda: pair().anneal(0, 0), OptionError, "anneal"),
-        (lambda: prefill_replay_buffer(dataset(), dataset(), chunk_size=0), OptionError, "chunk_size"),
-        (lambda: prefill_replay_buffer(dataset(), dataset(), n_samples=-1), OptionError, "n_samples"),
-        (lambda: prefill_replay_buffer(dataset(), object()), KindError, "got object"),
-        (lambda: prefill_replay_buffer(3, dataset()), KindError, "rb must be a replay buffer"),  # type: ignore[arg-type]
-        (lambda: prefill_replay_buffer(dataset(0), limited), OptionError, "leave as they are drawn"),
-        (lambda: prefill_replay_buffer(limited, limited), OptionError, "the buffer itself"),
-        (lambda: prefill_replay_buffer(dataset(), lanes), OptionError, "ndim=2"),
+    refuses(
+        {
+            OptionError: {
+                "neither with online_buffer": lambda: pair(online_buffer=dataset()),
+                "generator": lambda: both(Foreign(1), online_capacity=5, generator=torch.Generator()),
+                "belong to one process": lambda: both(dataset(), online_buffer=plain(shared=True)),
+                "anneal": (
+                    lambda: pair().anneal(-1, 10),
+                    lambda: pair().anneal(0, 0),
+                ),
+                "chunk_size": lambda: prefill_replay_buffer(dataset(), dataset(), chunk_size=0),
+                "n_samples": lambda: prefill_replay_buffer(dataset(), dataset(), n_samples=-1),
+                "leave as they are drawn": lambda: prefill_replay_buffer(dataset(0), limited),
+                "the buffer itself": lambda: prefill_replay_buffer(limited, limited),
+                "ndim=2": lambda: prefill_replay_buffer(dataset(), lanes),
+            },
+            KindError: {
+                "got Foreign": lambda: both(dataset(), online_buffer=Foreign(3)),  # type: ignore[arg-type]
+                "got list": lambda: both([1, 2], online_capacity=3),
+                "got object": lambda: prefill_replay_buffer(dataset(), object()),
+                "rb must be a replay buffer": lambda: prefill_replay_buffer(3, dataset()),  # type: ignore[arg-type]
+            },
+            UsageError: {
+                "Batch_size was not specified": lambda: next(iter(pair())),
+            },
+            EmptyBufferError: {
+                "empty": lambda: pair(rows=0).sample(3),
+            },
+        }
     )
 
 

@@ -28,8 +28,6 @@ from ...registry import CAPACITY, SAMPLERS, rows
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ostinato.samplers import Sampler
-
 
 BOUND = {name: part.make for name, part in SAMPLERS.items() if part.make(CAPACITY).keeps_rows}
 pytestmark = pytest.mark.filterwarnings("ignore:a batch has 1 groups")
@@ -62,7 +60,7 @@ def use(rb: ReplayBuffer) -> None:
 
 
 @pytest.mark.parametrize("make", BOUND.values(), ids=BOUND)
-def test_a_sampler_serves_one_buffer_and_begins_anew_when_that_is_gone(make: Callable[[int], Sampler]) -> None:
+def test_a_sampler_serves_one_buffer_and_begins_anew_when_that_is_gone(make: Any) -> None:
     """It draws what a new one draws, in a buffer that is empty or over a storage with rows."""
     first, same, other = buffer(make(CAPACITY)), buffer(make(CAPACITY)), buffer()
     sampler = first.sampler
@@ -90,7 +88,7 @@ def test_a_sampler_serves_one_buffer_and_begins_anew_when_that_is_gone(make: Cal
 
 
 @pytest.mark.parametrize("make", [RandomSampler, lambda: SliceSampler(slice_len=3)])
-def test_parts_without_a_state_of_rows_are_shared(make: Callable[[], Sampler]) -> None:
+def test_parts_without_a_state_of_rows_are_shared(make: Any) -> None:
     sampler, writer = make(), RoundRobinWriter()
     first, second = buffer(sampler, writer=writer), buffer(sampler, 18, writer=writer)
     for rb, count in ((first, 6), (second, 18), (second.view(sampler=sampler), 18)):

@@ -26,7 +26,7 @@ from ostinato import (
 from ostinato.errors import EmptyBufferError, OptionError, WaitTimeoutError
 
 from ...effort import examples
-from .refusals import raises
+from .refusals import refuses
 
 
 def buffer(sampler: Any = None, capacity: int = 64, **options: Any) -> ReplayBuffer:
@@ -118,13 +118,17 @@ def test_what_min_batch_does_not_go_with() -> None:
     queue = buffer(QueueSampler(), 8)
     for rb in (plain, limited, ahead):
         rb.extend(torch.arange(8))
-    raises(
-        (lambda: plain.sample(4, min_batch=2), OptionError, "min_batch=2 has no effect"),
-        (lambda: ahead.sample(4, min_batch=2), OptionError, "does not go with prefetch"),
-        (lambda: limited.sample(4, min_batch=2, out=torch.zeros(4)), OptionError, "does not go with out"),
-        (lambda: limited.sample(4, min_batch=5), OptionError, r"min_batch must be an integer in \[1, 4\]"),
-        (lambda: queue.sample(100, min_batch=9), OptionError, "a batch of 9 rows never comes together"),
-        (lambda: plain.can_insert(0), OptionError, "rows must be a positive integer"),
+    refuses(
+        {
+            OptionError: {
+                "min_batch=2 has no effect": lambda: plain.sample(4, min_batch=2),
+                "does not go with prefetch": lambda: ahead.sample(4, min_batch=2),
+                "does not go with out": lambda: limited.sample(4, min_batch=2, out=torch.zeros(4)),
+                r"min_batch must be an integer in \[1, 4\]": lambda: limited.sample(4, min_batch=5),
+                "a batch of 9 rows never comes together": lambda: queue.sample(100, min_batch=9),
+                "rows must be a positive integer": lambda: plain.can_insert(0),
+            },
+        }
     )
     assert ReplayBufferEnsemble(plain, batch_size=2).can_insert() is False
     ahead.close()

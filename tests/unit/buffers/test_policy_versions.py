@@ -24,7 +24,7 @@ from ostinato.buffers.policy_versions import Runs
 from ostinato.errors import KeyMissingError, KindError, OptionError, SchemaError
 
 from ...stats.chi_square import p_value
-from .refusals import raises
+from .refusals import refuses
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -119,17 +119,29 @@ def test_what_cannot_be_told_is_refused_before_anything_changes() -> None:
     ranked, rb, ids = PrioritizedSampler(10, 0.5, 0.5), make(), torch.arange(3)
     strict: dict[str, Any] = {"sample_unit": SequenceUnit(2, "strict"), "episodes": Episodes(end_key="done")}
     one_each = "must hold one integer for each of 3 rows"
-    raises(
-        (asked(version_key=None), OptionError, "make the buffer with version_key"),
-        (asked(prefetch=1), OptionError, "make the buffer without prefetch"),
-        (asked(sampler=ranked), OptionError, r"available with RandomSampler, .*, this buffer has PrioritizedSampler"),
-        (asked(**strict), OptionError, "windows that only some rows can start"),
-        (asked(-1), OptionError, "max_age must be an integer of at least 0"),
-        (lambda: rb.set_writer(ReservoirWriter()), OptionError, "does not keep rows in the order"),
-        (lambda: ReplayBuffer(version_key=3), KindError, "version_key must be the name of a field"),  # type: ignore[arg-type]
-        (lambda: rb.extend({"id": ids}), KeyMissingError, "the rows lack the field 'version'"),
-        (lambda: rb.extend({"version": torch.zeros(3), "id": ids}), SchemaError, one_each),
-        (lambda: rb.extend({"version": torch.zeros(3, 2, dtype=torch.int64), "id": ids}), SchemaError, one_each),
+    refuses(
+        {
+            OptionError: {
+                "make the buffer with version_key": asked(version_key=None),
+                "make the buffer without prefetch": asked(prefetch=1),
+                r"available with RandomSampler, .*, this buffer has PrioritizedSampler": asked(sampler=ranked),
+                "windows that only some rows can start": asked(**strict),
+                "max_age must be an integer of at least 0": asked(-1),
+                "does not keep rows in the order": lambda: rb.set_writer(ReservoirWriter()),
+            },
+            KindError: {
+                "version_key must be the name of a field": lambda: ReplayBuffer(version_key=3),  # type: ignore[arg-type]
+            },
+            KeyMissingError: {
+                "the rows lack the field 'version'": lambda: rb.extend({"id": ids}),
+            },
+            SchemaError: {
+                one_each: (
+                    lambda: rb.extend({"version": torch.zeros(3), "id": ids}),
+                    lambda: rb.extend({"version": torch.zeros(3, 2, dtype=torch.int64), "id": ids}),
+                ),
+            },
+        }
     )
     assert len(rb) == 0
     rb.extend(rows_of([1, 2, 3]))

@@ -65,7 +65,7 @@ def test_depth_batches_are_ready_after_each_sample(depth: int) -> None:
 
 @pytest.mark.parametrize("sampler", [RandomSampler, SamplerWithoutReplacement])
 @pytest.mark.parametrize("seed", [0, None])
-def test_the_sequence_is_the_same_for_every_depth(sampler: type[Sampler], seed: int | None) -> None:
+def test_the_sequence_is_the_same_for_every_depth(sampler: Any, seed: int | None) -> None:
     """Samples and epochs take turns, and an epoch that was left begins anew.
 
     Without a generator of its own a draw made too early cannot be taken back: loops draw no further than their epoch.
@@ -123,7 +123,6 @@ def test_batches_are_prefetched_of_one_size_alone() -> None:
     raises(
         (lambda: buffer("packed", 10, prefetch=2), OptionError, "batch-size must be specified in advance"),
         (lambda: make(-1), OptionError, "prefetch"),
-        (lambda: make("2"), TypeError, "prefetch"),  # type: ignore[arg-type]
         (lambda: rb.sample(5), OptionError, "must be 4"),
     )
     assert len(read_ids(rb.sample(4))) == 4

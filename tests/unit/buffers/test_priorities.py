@@ -36,7 +36,9 @@ from ostinato.errors import (
     SlotError,
 )
 
-from .refusals import raises
+from ...registry import seeded
+from ...tags import priorities
+from .refusals import raises, refuses
 
 OPTIONS: dict[str, Any] = {"alpha": 1.0, "beta": 1.0, "eps": 0.0}
 
@@ -44,7 +46,7 @@ OPTIONS: dict[str, Any] = {"alpha": 1.0, "beta": 1.0, "eps": 0.0}
 def plain(rows: int = 5, capacity: int = 8, **options: Any) -> PrioritizedReplayBuffer:
     """A prioritized buffer of plain rows 0, 1, 2."""
     given = {"storage": LazyTensorStorage(capacity), "batch_size": 4, **OPTIONS, **options}
-    rb = PrioritizedReplayBuffer(generator=torch.Generator().manual_seed(0), **given)
+    rb = PrioritizedReplayBuffer(generator=seeded(), **given)
     if rows:
         rb.extend(torch.arange(rows))
     return rb
@@ -59,16 +61,10 @@ def table(ids: list[int] | range, **fields: Any) -> TensorDict:
 def keyed(data: Any = None, capacity: int = 8, **options: Any) -> TensorDictPrioritizedReplayBuffer:
     """A prioritized TensorDict buffer."""
     given = {"storage": LazyTensorStorage(capacity), "batch_size": 4, **OPTIONS, **options}
-    rb = TensorDictPrioritizedReplayBuffer(generator=torch.Generator().manual_seed(0), **given)
+    rb = TensorDictPrioritizedReplayBuffer(generator=seeded(), **given)
     if data is not None:
         rb.extend(data)
     return rb
-
-
-def priorities(rb: ReplayBuffer) -> list[float]:
-    """The priorities of the rows present."""
-    kept: torch.Tensor = rb.sampler.state_dict()["priorities"]
-    return [float(x) for x in kept]
 
 
 # -- stale updates ----------------------------------------------------------------------------------------------------
@@ -101,7 +97,7 @@ def test_updates_for_rows_that_are_gone_are_dropped_and_counted(change: str) -> 
 # -- forms of index and priority --------------------------------------------------------------------------------------
 
 
-FORMS: list[tuple[Any, Any]] = [
+FORMS: list[Any] = [
     ([1, 3], [2.0, 5.0]),
     (range(1, 4, 2), np.array([2, 5])),
     (np.array([1, 3], dtype=np.uint8), torch.tensor([2, 5])),
@@ -109,7 +105,7 @@ FORMS: list[tuple[Any, Any]] = [
     (torch.tensor([1, 3], dtype=torch.int32), torch.tensor([2.0, 5.0], dtype=torch.bfloat16, requires_grad=True)),
     (torch.tensor([[1], [3]]), torch.tensor([[2.0], [5.0]])),
 ]
-NUMBERS: list[tuple[Any, Any]] = [
+NUMBERS: list[Any] = [
     (2, 3),
     (np.int64(2), 3.0),
     (torch.tensor(2), np.float32(3)),
@@ -170,14 +166,19 @@ def test_where_every_row_is_kept_no_update_takes_a_negative_index(index: Any) ->
     """It is neither left out nor the last row, in whichever way it is given."""
     rb, n = plain(5), torch.as_tensor(index).numel()
     rb.sample(2)  # direct calls
-    calls: list[Any] = [
-        lambda: rb.update_priority(index, torch.full((n,), 3.0).squeeze()),
-        lambda: rb.update_priority(index, 3.0, torch.ones(n, dtype=torch.int64)),
-        lambda: rb.delete(index),
-        lambda: rb.update_if_present(index=index, generation=[1] * n, priority=3.0),
-        lambda: plain(5, shared=True).update_priority(index, 3.0),
-    ]
-    raises(*((call, SlotError, "index -1 is out of range: .* do not count from the end") for call in calls))
+    refuses(
+        {
+            SlotError: {
+                "index -1 is out of range: .* do not count from the end": (
+                    lambda: rb.update_priority(index, torch.full((n,), 3.0).squeeze()),
+                    lambda: rb.update_priority(index, 3.0, torch.ones(n, dtype=torch.int64)),
+                    lambda: rb.delete(index),
+                    lambda: rb.update_if_present(index=index, generation=[1] * n, priority=3.0),
+                    lambda: plain(5, shared=True).update_priority(index, 3.0),
+                )
+            }
+        }
+    )
     assert (priorities(rb), rb.stats().stale_updates) == ([1.0] * 5, 0)
 
 
@@ -187,14 +188,19 @@ def test_a_priority_for_each_pair_of_rows_is_refused() -> None:
     error = torch.tensor([[0.0, 0.5], [0.75, 0.25]])
     batch = rb.sample(2)
     batch["td_error"] = error
-    calls: list[Any] = [
-        lambda: rb.update_priority(index, error),
-        lambda: rb.update_priority({"index": index}, error.numpy()),
-        lambda: rb.update_tensordict_priority(batch),
-        lambda: rb.update_if_present(index=index, generation=index + 1, priority=error),
-        lambda: keyed(table(range(2), td_error=error)),
-    ]
-    raises(*((call, PriorityShapeError, r"got \[2, 2\]: .* use \.squeeze\(-1\)") for call in calls))
+    refuses(
+        {
+            PriorityShapeError: {
+                r"got \[2, 2\]: .* use \.squeeze\(-1\)": (
+                    lambda: rb.update_priority(index, error),
+                    lambda: rb.update_priority({"index": index}, error.numpy()),
+                    lambda: rb.update_tensordict_priority(batch),
+                    lambda: rb.update_if_present(index=index, generation=index + 1, priority=error),
+                    lambda: keyed(table(range(2), td_error=error)),
+                )
+            }
+        }
+    )
     assert priorities(rb) == [1.0] * 5
     rb.update_priority(index, error[:, :1])
     assert priorities(rb) == [0.0, 0.75, 1.0, 1.0, 1.0]
@@ -212,7 +218,7 @@ def test_trajectories_get_one_priority_each() -> None:
         assert priorities(rb)[slot] == slot + 2.0
 
 
-REFUSED: list[tuple[Any, Any, Any, type[Exception], str]] = [
+REFUSED: list[Any] = [
     ([0, 1], ["a", 1], None, KindError, "priorit"),
     ([0, 1], torch.tensor([1j, 2]), None, KindError, "priorit"),
     ([0, 1], torch.tensor([True, False]), None, KindError, "priorit"),

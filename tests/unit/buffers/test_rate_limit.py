@@ -21,8 +21,9 @@ from ostinato import (
 from ostinato.buffers.rate_limit import Flow
 from ostinato.errors import EmptyBufferError, KindError, OptionError, WaitTimeoutError
 
+from ...registry import ring
 from ...threads import together
-from .refusals import raises
+from .refusals import raises, refuses
 from .test_threads import Interrupted
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ SOON = 0.05
 
 
 def queue(capacity: int = 8, **options: Any) -> ReplayBuffer:
-    return ReplayBuffer(storage=LazyTensorStorage(capacity), sampler=QueueSampler(), **options)
+    return ring(capacity, sampler=QueueSampler(), **options)
 
 
 def interrupted(rows: int, act: Callable[[ReplayBuffer], Any], **options: Any) -> ReplayBuffer:
@@ -54,7 +55,7 @@ def test_a_draw_whose_rows_were_replaced_is_void() -> None:
 
 def test_a_call_is_told_what_it_waits_for() -> None:
     limiter = RateLimiter(2.0, 20.0, 10, timeout_s=SOON)
-    rb = ReplayBuffer(storage=LazyTensorStorage(50), batch_size=8, rate_limiter=limiter)
+    rb = ring(50, batch_size=8, rate_limiter=limiter)
     rb.extend(torch.arange(6))
     began = time.monotonic()
     with pytest.raises(WaitTimeoutError) as caught:
@@ -85,7 +86,7 @@ def test_a_call_is_told_what_it_waits_for() -> None:
 
 
 def test_both_sides_hear_that_the_band_is_too_narrow() -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(99), batch_size=12, rate_limiter=RateLimiter(1.0, 8.0, 10))
+    rb = ring(99, batch_size=12, rate_limiter=RateLimiter(1.0, 8.0, 10))
     rb.extend(torch.arange(10))
     rb.extend(torch.arange(6))
     said: list[str] = []
@@ -115,7 +116,7 @@ def test_a_batch_on_its_way_is_in_the_checkpoint() -> None:
 
 def test_another_limiter_holds_after_a_load_and_never_hangs() -> None:
     rb, other, without = (
-        ReplayBuffer(storage=LazyTensorStorage(50), batch_size=8, rate_limiter=limiter)
+        ring(50, batch_size=8, rate_limiter=limiter)
         for limiter in (RateLimiter(8.0, 100.0, 10), RateLimiter(0.5, 20.0, 10), None)
     )
     rb.extend(torch.arange(20))
@@ -158,20 +159,26 @@ def test_what_cannot_go_together_is_refused() -> None:
     """Samplers, units and writers: `tests/contracts/test_combinations.py`."""
 
     def made(**options: Any) -> ReplayBuffer:
-        return ReplayBuffer(storage=LazyTensorStorage(8), **options)
+        return ring(8, **options)
 
     rows, plain, rb = torch.arange(9), made(batch_size=2), queue(8, batch_size=2)
     plain.extend(rows)
-    raises(
-        (lambda: made(rate_limiter=2.0), KindError, r"must be an ostinato.RateLimiter or None, got float"),
-        (lambda: made(rate_limiter=RateLimiter(min_size_to_sample=9)), OptionError, "9 rows are never there"),
-        (lambda: made(sampler=LimitedSampler(2), episodes=Episodes(end_key="done")), OptionError, "leave out episodes"),
-        (lambda: plain.extend(rows, timeout_s=1.0), OptionError, "no call waits in a buffer without rate_limiter"),
-        (lambda: plain.sample(timeout_s=1.0), OptionError, "no call waits"),
-        (lambda: rb.sample(timeout_s=-1.0), OptionError, "timeout_s must be a number of seconds"),
-        (lambda: rb.extend(rows), OptionError, "never fits into a queue of 8"),
-        (lambda: rb.sample(9), OptionError, "a full buffer is good for 8 draws"),
-        (lambda: ReplayBufferEnsemble(rb, plain), OptionError, "an ensemble does not know of"),
+    refuses(
+        {
+            KindError: {
+                r"must be an ostinato.RateLimiter or None, got float": lambda: made(rate_limiter=2.0),
+            },
+            OptionError: {
+                "9 rows are never there": lambda: made(rate_limiter=RateLimiter(min_size_to_sample=9)),
+                "leave out episodes": lambda: made(sampler=LimitedSampler(2), episodes=Episodes(end_key="done")),
+                "no call waits in a buffer without rate_limiter": lambda: plain.extend(rows, timeout_s=1.0),
+                "no call waits": lambda: plain.sample(timeout_s=1.0),
+                "timeout_s must be a number of seconds": lambda: rb.sample(timeout_s=-1.0),
+                "never fits into a queue of 8": lambda: rb.extend(rows),
+                "a full buffer is good for 8 draws": lambda: rb.sample(9),
+                "an ensemble does not know of": lambda: ReplayBufferEnsemble(rb, plain),
+            },
+        }
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import count
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -28,10 +28,7 @@ from ostinato.errors import OptionError
 from ostinato.samplers import PrioritySampler
 
 from ...effort import examples
-from .refusals import raises
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from .refusals import refuses
 
 CAPACITY = 6
 
@@ -48,7 +45,7 @@ class Row(NamedTuple):
     priority: float
 
 
-RANKS: dict[str, Callable[[Row], float]] = {
+RANKS: dict[str, Any] = {
     "fifo": lambda _: 0,
     "lifo": lambda row: -row.number,
     "lowest_priority": lambda row: row.priority,
@@ -136,7 +133,7 @@ def test_rows_that_leave_by_draws_make_room_first(sampler: Any) -> None:
     assert len(rb) == 6
 
 
-REFUSED: list[tuple[Any, str, dict[str, Any]]] = [
+REFUSED: list[Any] = [
     ("oldest", "'oldest_version'", {}),
     ("lowest_priority", "PrioritizedSampler", {}),
     ("oldest_version", "version_key", {"version_key": None}),
@@ -164,10 +161,14 @@ def test_what_does_not_go_with_a_remover() -> None:
     rb, silent = (make("lowest_priority", sampler=kind(CAPACITY, 1.0, 1.0)) for kind in (PrioritizedSampler, Silent))
     silent.extend(rows(*range(CAPACITY)))
     sampler = rb.sampler
-    raises(
-        (lambda: rb.set_sampler(RandomSampler()), OptionError, "lowest_priority"),
-        (lambda: silent.extend(rows(9)), OptionError, "Silent does not tell the priorities of rows"),
-        (lambda: rb.set_writer(ReservoirWriter()), OptionError, "ReservoirWriter"),
-        (lambda: ReplayBuffer(storage=LazyTensorStorage(4), remover="lifo").share(), OptionError, "ring order"),
+    refuses(
+        {
+            OptionError: {
+                "lowest_priority": lambda: rb.set_sampler(RandomSampler()),
+                "Silent does not tell the priorities of rows": lambda: silent.extend(rows(9)),
+                "ReservoirWriter": lambda: rb.set_writer(ReservoirWriter()),
+                "ring order": lambda: ReplayBuffer(storage=LazyTensorStorage(4), remover="lifo").share(),
+            },
+        }
     )
     assert rb.sampler is sampler

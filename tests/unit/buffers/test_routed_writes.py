@@ -21,7 +21,7 @@ from ostinato import (
 )
 from ostinato.errors import KindError, OptionError, SchemaError, UsageError
 
-from .refusals import raises
+from .refusals import refuses
 
 
 def ensemble(members: int = 3, capacity: int = 10, *, ranked: bool = False, **options: Any) -> ReplayBufferEnsemble:
@@ -88,18 +88,24 @@ def test_a_member_that_does_not_take_its_rows_leaves_all_members_as_they_were(fa
 def test_rows_without_a_member_are_refused() -> None:
     """More of them: `tests/parity/test_ensembles.py`."""
     rb, columns = ensemble(), ensemble(routing_dim=0)
-    plain = ReplayBufferEnsemble(ReplayBuffer(storage=LazyTensorStorage(4)))
     two = ReplayBuffer(storage=LazyTensorStorage(4, ndim=2))
-    raises(
-        (lambda: rb.extend(rows([0, -1])), SchemaError, "got -1 to 0"),
-        (lambda: rb.extend(rows(torch.zeros(2, 2, dtype=torch.int64))), SchemaError, "one member id per record"),
-        (lambda: rb.extend(rows([0]).exclude("task")), SchemaError, "no field 'task'"),
-        (lambda: rb.add(rows([1])), SchemaError, "scalar TensorDict"),
-        (lambda: columns.add(rows([1])[0]), UsageError, r"Use extend\(\) for routing_dim"),
-        (lambda: columns.extend(rows([0, 0])), SchemaError, "expected 3 ensemble members"),
-        (lambda: columns.extend(rows([0])[0]), SchemaError, "requires batched input"),
-        (lambda: plain.extend(rows([0])), UsageError, "writes are disabled"),
-        (lambda: ReplayBufferEnsemble(two, routing_key="task"), OptionError, "ndim=2"),
+    refuses(
+        {
+            SchemaError: {
+                "got -1 to 0": lambda: rb.extend(rows([0, -1])),
+                "one member id per record": lambda: rb.extend(rows(torch.zeros(2, 2, dtype=torch.int64))),
+                "no field 'task'": lambda: rb.extend(rows([0]).exclude("task")),
+                "scalar TensorDict": lambda: rb.add(rows([1])),
+                "expected 3 ensemble members": lambda: columns.extend(rows([0, 0])),
+                "requires batched input": lambda: columns.extend(rows([0])[0]),
+            },
+            UsageError: {
+                r"Use extend\(\) for routing_dim": lambda: columns.add(rows([1])[0]),
+            },
+            OptionError: {
+                "ndim=2": lambda: ReplayBufferEnsemble(two, routing_key="task"),
+            },
+        }
     )
     assert rb.write_count == columns.write_count == 0
 
@@ -119,7 +125,7 @@ def test_updates_reach_the_rows_that_are_still_there_or_none_of_any_member() -> 
     names = rb.extend(rows([0, 1, 0]))
     generation = names["index_generation"]
     given: Any = {"index": names, "generation": generation}
-    wrong: list[tuple[dict[str, Any], Any]] = [
+    wrong: list[Any] = [
         ({"patch": {"other": torch.zeros(3)}}, SchemaError),
         ({"patch": {"id": torch.zeros(2, dtype=torch.int64)}}, SchemaError),
         ({"patch": {}, "index": names["index"]}, KindError),

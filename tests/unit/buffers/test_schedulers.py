@@ -22,7 +22,7 @@ from ostinato import (
 )
 from ostinato.errors import CheckpointError, KindError, OptionError
 
-from .refusals import raises
+from .refusals import refuses
 
 
 class Beside(RandomSampler):
@@ -113,17 +113,23 @@ def test_a_state_of_something_else_raises_and_changes_nothing() -> None:
 def test_wrong_arguments() -> None:
     buffers: Any = ReplayBufferEnsemble(ReplayBuffer(), ReplayBuffer())
     wrong: Any = "many"
-    raises(
-        (lambda: LinearScheduler(wrong, "beta", 1.0, 4), KindError, "only supports Sampler class"),
-        (lambda: LinearScheduler(make(), "gamma", 1.0, 4), OptionError, "does not have an attribute gamma"),
-        (lambda: StepScheduler(make(), "reduction"), OptionError, "has reduction='max'"),
-        (lambda: StepScheduler(buffers, "beta"), OptionError, "does not have an attribute beta"),
-        (lambda: StepScheduler(make(), "beta", mode="linear"), OptionError, "mode: linear"),
-        (lambda: StepScheduler(make(), "beta", n_steps=0), OptionError, "n_steps"),
-        (lambda: StepScheduler(make(), "beta", min_value=2, max_value=1), OptionError, "min_value"),
-        (lambda: LinearScheduler(make(), "beta", 1.0, 0), OptionError, "num_steps"),
-        (lambda: LambdaScheduler(make(), "beta", wrong), KindError, "lambda_fn"),
-        (lambda: SchedulerList(wrong), KindError, "takes schedulers, got str"),
+    refuses(
+        {
+            KindError: {
+                "only supports Sampler class": lambda: LinearScheduler(wrong, "beta", 1.0, 4),
+                "lambda_fn": lambda: LambdaScheduler(make(), "beta", wrong),
+                "takes schedulers, got str": lambda: SchedulerList(wrong),
+            },
+            OptionError: {
+                "does not have an attribute gamma": lambda: LinearScheduler(make(), "gamma", 1.0, 4),
+                "has reduction='max'": lambda: StepScheduler(make(), "reduction"),
+                "does not have an attribute beta": lambda: StepScheduler(buffers, "beta"),
+                "mode: linear": lambda: StepScheduler(make(), "beta", mode="linear"),
+                "n_steps": lambda: StepScheduler(make(), "beta", n_steps=0),
+                "min_value": lambda: StepScheduler(make(), "beta", min_value=2, max_value=1),
+                "num_steps": lambda: LinearScheduler(make(), "beta", 1.0, 0),
+            },
+        }
     )
     scheduler = StepScheduler(make(), "beta", -1.0, mode="additive")
     with pytest.raises(OptionError, match="beta"):

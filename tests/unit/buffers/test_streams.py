@@ -79,7 +79,7 @@ def test_one_id_for_all_rows_is_one_stream() -> None:
     ReplayBufferEnsemble(rb).end_streams()
     assert newest(rb)[0]
     rb.extend(steps(3, 1).set("env", torch.tensor([8])))
-    with pytest.raises(UsageError, match="only if every record of a member carries the same"):
+    with pytest.raises(UsageError):
         ReplayBufferEnsemble(rb).end_streams()
 
 

@@ -114,7 +114,7 @@ def interrupted(packed: bool = True, first: int = 0) -> tuple[ReplayBuffer, Inte
     return rb, storage
 
 
-CHANGES: dict[str, Callable[[ReplayBuffer], Any]] = {
+CHANGES: dict[str, Any] = {
     "rows": lambda rb: fill(rb, range(100, 108)),
     "edit": lambda rb: rb.__setitem__(slice(0, 8), rows(range(100, 108))),
     "field": lambda rb: rb.set_("id", torch.arange(100, 108)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -12,13 +12,7 @@ from ostinato.errors import SchemaError, SlotError
 
 from ...tags import read_ids, table
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ostinato import Storage
-
-
-STORAGES: dict[str, Callable[[int], Storage]] = {
+STORAGES: dict[str, Any] = {
     "packed": lambda capacity: LazyTensorStorage(capacity, ndim=2),
     "columns": lambda capacity: LazyTensorStorage(capacity, ndim=2, packed=False),
     "mapped": lambda capacity: LazyMemmapStorage(capacity, ndim=2),

@@ -35,8 +35,9 @@ from ostinato.errors import (
     UsageError,
 )
 
-from ...registry import seeded
-from .refusals import raises
+from ...registry import ring, seeded
+from ...tags import priorities
+from .refusals import raises, refuses
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,12 +56,6 @@ def buffer(**options: Any) -> ReplayBuffer:
 
 def numbered(start: int, rows: int) -> dict[str, torch.Tensor]:
     return {"id": torch.arange(start, start + rows), "obs": torch.arange(start, start + rows).float()[:, None]}
-
-
-def priorities(handle: ReplayBuffer) -> list[float]:
-    assert isinstance(handle.sampler, PrioritizedSampler)
-    found: list[float] = handle.sampler.priorities.tolist()
-    return found
 
 
 # -- a model of what each view knows ----------------------------------------------------------------------------------
@@ -215,25 +210,37 @@ def test_what_a_view_cannot_do(tmp_path: Path) -> None:
     view = rb.view(sampler=sampler)
     best = TensorDictReplayBuffer(storage=LazyTensorStorage(3), writer=TensorDictMaxValueWriter(rank_key="rank"))
     rb.extend(numbered(0, 3))
-    raises(
-        (lambda: rb.view(sampler=sampler), OptionError, "make a sampler for each"),
-        (lambda: rb.view(generator=generator), OptionError, "give each view one of its own"),
-        (lambda: best.view(sampler=SliceSampler(slice_len=2)), OptionError, "order"),
-        (lambda: buffer(remover="lifo").view(sampler=SliceSampler(slice_len=2)), OptionError, "windows or episodes"),
-        (lambda: rb.view(sampler=ranked(2)), SlotError, "2"),
-        (lambda: ReplayBufferEnsemble(rb, view), OptionError, "a view"),
-        (lambda: buffer(sampler=QueueSampler()).view(), OptionError, "uses rows up"),
-        (lambda: rb.view(sampler=ConsumingSampler(2)), OptionError, "uses rows up"),
-        (lambda: rb.set_sampler(ConsumingSampler(2)), OptionError, "uses rows up"),
-        (lambda: view.set_sampler(QueueSampler()), OptionError, "uses rows up"),
-        (rb.share, OptionError, "views cannot be shared"),
-        (ReplayBuffer(storage=LazyTensorStorage(8), shared=True).view, OptionError, "processes share"),
-        (lambda: view.dumps(tmp_path / "x"), UsageError, "a view cannot"),
-        (lambda: view.loads(tmp_path / "x"), UsageError, "a view cannot"),
-        (view.state_dict, UsageError, "a view cannot"),
-        (lambda: view.load_state_dict({}), UsageError, "a view cannot"),
-        (lambda: view.set_storage(LazyTensorStorage(3)), UsageError, "a view cannot"),
-        (lambda: view.set_writer(rb.writer), UsageError, "a view cannot"),
+    refuses(
+        {
+            OptionError: {
+                "make a sampler for each": lambda: rb.view(sampler=sampler),
+                "give each view one of its own": lambda: rb.view(generator=generator),
+                "order": lambda: best.view(sampler=SliceSampler(slice_len=2)),
+                "windows or episodes": lambda: buffer(remover="lifo").view(sampler=SliceSampler(slice_len=2)),
+                "a view": lambda: ReplayBufferEnsemble(rb, view),
+                "uses rows up": (
+                    lambda: buffer(sampler=QueueSampler()).view(),
+                    lambda: rb.view(sampler=ConsumingSampler(2)),
+                    lambda: rb.set_sampler(ConsumingSampler(2)),
+                    lambda: view.set_sampler(QueueSampler()),
+                ),
+                "views cannot be shared": rb.share,
+                "processes share": ring(8, shared=True).view,
+            },
+            SlotError: {
+                "2": lambda: rb.view(sampler=ranked(2)),
+            },
+            UsageError: {
+                "a view cannot": (
+                    lambda: view.dumps(tmp_path / "x"),
+                    lambda: view.loads(tmp_path / "x"),
+                    view.state_dict,
+                    lambda: view.load_state_dict({}),
+                    lambda: view.set_storage(LazyTensorStorage(3)),
+                    lambda: view.set_writer(rb.writer),
+                ),
+            },
+        }
     )
     with pytest.raises(KeyMissingError) as kept:  # the error keeps what it left behind
         rb.view(sampler=PrioritizedSliceSampler(20, 0.5, 0.5, slice_len=2, end_key="no"))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 
 from ostinato import find_start_stop_traj
 from ostinato.errors import KindError, UsageError
+
+from ..buffers.refusals import refuses
 
 
 def test_forms_of_the_cursor_and_errors() -> None:
@@ -19,16 +20,27 @@ def test_forms_of_the_cursor_and_errors() -> None:
         assert (start.tolist(), stop.tolist()) == ([[3]], [[2]])
     start, stop, lengths = find_start_stop_traj(trajectory=torch.tensor([1, 1, 0, 0, 1]), at_capacity=True)
     assert (start.tolist(), stop.tolist(), lengths.tolist()) == ([[4], [2]], [[1], [3]], [3, 2])
-    wrong: list[tuple[dict[str, Any], type[Exception], str]] = [
-        ({}, KindError, "Exactly one of `trajectory` and `end` must be provided"),
-        ({"trajectory": rows, "end": rows}, KindError, "Exactly one"),
-        ({"end": rows[0]}, UsageError, "at least 1-dimensional"),
-        ({"trajectory": rows[:0]}, UsageError, r"empty \(T=0\) input"),
-        ({"end": rows, "cursor": torch.zeros(0)}, UsageError, "must not be an empty tensor"),
-        ({"end": rows, "cursor": range(0)}, UsageError, "must not be an empty range"),
-        ({"end": rows, "cursor": 1.5}, UsageError, "should be an integer or a 1d tensor or a range"),
-        ({"end": rows, "cursor": 5}, UsageError, r"must be a step in \[0, 5\)"),
-    ]
-    for options, error, message in wrong:
-        with pytest.raises(error, match=message):
-            find_start_stop_traj(at_capacity=True, **options)
+    refuses(
+        {
+            KindError: {
+                "Exactly one of `trajectory` and `end` must be provided": lambda: find_start_stop_traj(
+                    at_capacity=True,
+                ),
+                "Exactly one": lambda: find_start_stop_traj(at_capacity=True, trajectory=rows, end=rows),
+            },
+            UsageError: {
+                "at least 1-dimensional": lambda: find_start_stop_traj(at_capacity=True, end=rows[0]),
+                r"empty \(T=0\) input": lambda: find_start_stop_traj(at_capacity=True, trajectory=rows[:0]),
+                "must not be an empty tensor": lambda: find_start_stop_traj(
+                    at_capacity=True, end=rows, cursor=torch.zeros(0)
+                ),
+                "must not be an empty range": lambda: find_start_stop_traj(at_capacity=True, end=rows, cursor=range(0)),
+                "should be an integer or a 1d tensor or a range": lambda: find_start_stop_traj(
+                    at_capacity=True,
+                    end=rows,
+                    cursor=1.5,  # type: ignore[arg-type]
+                ),
+                r"must be a step in \[0, 5\)": lambda: find_start_stop_traj(at_capacity=True, end=rows, cursor=5),
+            },
+        }
+    )

@@ -18,7 +18,7 @@ from ostinato.errors import CapacityError, CheckpointError, EmptyBufferError, Op
 from ...effort import examples
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator
+    from collections.abc import Hashable, Iterator
 
     from torch import Tensor
 
@@ -221,13 +221,13 @@ def test_bad_questions_are_refused(kind: Kind) -> None:
     table, at = make(kind, 8), integers([0])
     table.record(Run(0, 4, 8), None)
     starts = table.starts(5)
-    asks: list[Callable[[Tensor], object]] = [table.ahead, table.behind, table.starts(2).allowed]
+    asks: list[Any] = [table.ahead, table.behind, table.starts(2).allowed]
     asks += [partial(table.window, before=0, after=1), partial(table.shift, steps=1)]
     for ask in asks:
         for slot in (-1, 8, 2**40):
             with pytest.raises(SlotError, match=rf"^slot {slot} at position 1 is outside \[0, 8\)"):
                 ask(integers([3, slot]))
-    calls: list[tuple[Callable[[], object], str]] = [
+    calls: list[Any] = [
         (lambda: table.ahead(at.int()), r"^slots must be a torch\.int64 tensor \[n\]"),
         (lambda: table.shift(at, integers([1, 2])), r"^steps must be a torch\.int64 tensor \[1\]"),
     ]
@@ -251,7 +251,7 @@ def damages(state: dict[str, Any]) -> Iterator[dict[str, Any]]:
             yield from ({**state, key: changed} for changed in (x[None], x[:-1], x.float()))
     for key, number in (("cursor", -1), ("cursor", 8), ("serial", 3), ("serial", -1)):
         yield {**state, key: number}
-    numbers: dict[str, list[tuple[int, int]]] = {
+    numbers: dict[str, Any] = {
         "episode": [(0, -2), (0, 9), (0, 0), (2, 1)],
         "free": [(0, 1), (0, 9)],
         "serials": [(0, 5), (1, 0), (1, -1), (1, 99), (1, 3)],

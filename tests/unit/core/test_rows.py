@@ -89,7 +89,7 @@ def test_hostile_schemas_are_refused_and_nothing_is_imported() -> None:
         tree = {"kind": "list", "keys": [0], "class": None, "extra": [], "children": [tree]}
     with pytest.raises((CheckpointError, RecursionError)):
         Schema.from_json({"leaves": [], "tree": tree})
-    with pytest.raises(CheckpointError, match="as keys"):
+    with pytest.raises(CheckpointError):
         describe({(1, 2): torch.zeros(2)}, 1).to_json()
 
 

@@ -50,7 +50,7 @@ def test_names_stay_inside(tmp_path: Path) -> None:
         assert safe_join(tmp_path, name) == tmp_path / name
     wrong = ["", "/etc/passwd", "..", "../a", "a/../b", "a//b", "a/", ".", ".a", "a\\b", "C:a", "a\0b", "a\n", "\u00e4"]
     for name in (*wrong, "\ud800"):
-        with pytest.raises(DamagedFileError, match="is not allowed") as caught:
+        with pytest.raises(DamagedFileError) as caught:
             safe_join(tmp_path, name)
         str(caught.value).encode()  # a message can be printed whatever the name was
 

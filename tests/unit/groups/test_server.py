@@ -35,7 +35,7 @@ def test_a_client_has_the_methods_and_errors_of_the_buffer(socket: Path) -> None
         assert client.cursor == [1, 2]
         with pytest.raises(SchemaError, match="'tokens'"):
             client.append("x", {}, id="r")
-        with pytest.raises(OptionError, match="needs ids"):
+        with pytest.raises(OptionError):
             client.admit(["a"])
         with pytest.raises(OptionError):
             client._call(Method("close"), None)

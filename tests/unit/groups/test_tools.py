@@ -77,5 +77,5 @@ def test_damage_is_reported_and_not_repaired(tmp_path: Path) -> None:
     GroupBuffer.open(tmp_path / "g").close()
     assert verify(tmp_path / "g").ok
     GroupBuffer(tmp_path / "empty").close()
-    with pytest.raises(CheckpointError, match="nothing to show"):
+    with pytest.raises(CheckpointError):
         open_source(tmp_path / "empty")

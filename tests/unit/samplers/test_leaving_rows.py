@@ -10,7 +10,6 @@ import torch
 
 from ostinato import (
     ConsumingSampler,
-    LazyTensorStorage,
     LimitedSampler,
     QueueSampler,
     ReplayBuffer,
@@ -20,16 +19,16 @@ from ostinato import (
 )
 from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError
 
-from ...registry import seeded
+from ...registry import ring, seeded
 from ...stats.chi_square import p_value
-from ..buffers.refusals import raises
+from ..buffers.refusals import refuses
 
 CAPACITY = 6
 
 
 def make(most: int = 1, batch_size: int = 3, capacity: int = CAPACITY, **options: Any) -> ReplayBuffer:
     options = {"consume_after_n_samples": most, "batch_size": batch_size, "generator": seeded(3), **options}
-    return ReplayBuffer(storage=LazyTensorStorage(capacity), **options)
+    return ring(capacity, **options)
 
 
 def test_draws_are_uniform_among_the_rows_left() -> None:
@@ -88,21 +87,21 @@ def test_damaged_states_raise() -> None:
 
 
 def test_what_it_does_not_go_with() -> None:
-    raises(
-        (lambda: make(prefetch=2), OptionError, "Prefetching is not supported when consume_after_n_samples is set"),
-        (lambda: make(2**31), OptionError, "consume_after_n_samples must be below"),
-        (lambda: make(0), OptionError, "must be a positive integer, got 0"),
-        (lambda: make(True), KindError, "must be a positive integer, got True"),
-        (lambda: make(sampler=SamplerWithoutReplacement()), OptionError, "only supports the default RandomSampler"),
-        (lambda: make(sampler=ConsumingSampler(2)), OptionError, "conflicts with the provided ConsumingSampler"),
-        (lambda: ReplayBufferEnsemble(make(), make()), OptionError, "uses its rows up"),
-        (
-            lambda: ReplayBuffer(storage=LazyTensorStorage(4), batch_size=2, prefetch=1).set_sampler(
-                ConsumingSampler()
-            ),
-            OptionError,
-            "Prefetching",
-        ),
+    refuses(
+        {
+            OptionError: {
+                "Prefetching is not supported when consume_after_n_samples is set": lambda: make(prefetch=2),
+                "consume_after_n_samples must be below": lambda: make(2**31),
+                "must be a positive integer, got 0": lambda: make(0),
+                "only supports the default RandomSampler": lambda: make(sampler=SamplerWithoutReplacement()),
+                "conflicts with the provided ConsumingSampler": lambda: make(sampler=ConsumingSampler(2)),
+                "uses its rows up": lambda: ReplayBufferEnsemble(make(), make()),
+                "Prefetching": lambda: ring(4, batch_size=2, prefetch=1).set_sampler(ConsumingSampler()),
+            },
+            KindError: {
+                "must be a positive integer, got True": lambda: make(True),
+            },
+        }
     )
 
 
@@ -110,7 +109,7 @@ def test_what_it_does_not_go_with() -> None:
 
 
 def filled(sampler: Any, **options: Any) -> ReplayBuffer:
-    rb = ReplayBuffer(storage=LazyTensorStorage(CAPACITY), sampler=sampler, **options)
+    rb = ring(CAPACITY, sampler=sampler, **options)
     rb.extend(torch.arange(3))
     return rb
 
@@ -151,7 +150,7 @@ def test_states_of_other_rows_or_options_are_refused() -> None:
     limited, queue = filled(LimitedSampler(2)), filled(QueueSampler())
     limited.sample(4)
     state, saved = limited.sampler.state_dict(), queue.sampler.state_dict()
-    wrong: list[tuple[Any, dict[str, Any], int, str]] = [
+    wrong: list[Any] = [
         (LimitedSampler(3), state, 3, r"max_times_sampled=2\), this one has 3"),
         (LimitedSampler(2), state, 4, "not those of 4 rows"),
         (LimitedSampler(2), {**state, "eligible": torch.tensor([0, 0])}, 3, "damaged"),
@@ -169,7 +168,7 @@ def test_states_of_other_rows_or_options_are_refused() -> None:
 def test_rows_that_were_there_are_limited_and_consumed_ones_return_if_they_are_marked_as_updated() -> None:
     limited = ReplayBuffer(storage=TensorStorage(torch.arange(4)), sampler=LimitedSampler(1), batch_size=4)
     assert sorted(limited.sample().tolist()) == [0, 1, 2, 3]
-    rb = ReplayBuffer(storage=LazyTensorStorage(6), consume_after_n_samples=1, batch_size=6)
+    rb = ring(6, consume_after_n_samples=1, batch_size=6)
     rb.extend(torch.arange(6))
     rb.sample()
     assert len(rb) == rb.stats()["size"] == rb.stats().rows == 0

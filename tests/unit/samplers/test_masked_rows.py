@@ -9,7 +9,6 @@ import torch
 
 from ostinato import (
     Episodes,
-    LazyTensorStorage,
     NStep,
     ReplayBuffer,
     SamplerWithoutReplacement,
@@ -17,13 +16,13 @@ from ostinato import (
 )
 
 from ...episodes import Log
-from ...registry import seeded
+from ...registry import ring, seeded
 
 
 def masked(*rows: int, **options: Any) -> ReplayBuffer:
     """Eight rows, some of them masked."""
     episodes = Episodes("done", mask_key="valid")
-    rb = ReplayBuffer(storage=LazyTensorStorage(8), generator=seeded(), episodes=episodes, **options)
+    rb = ring(8, generator=seeded(), episodes=episodes, **options)
     row = torch.arange(8)
     valid = torch.tensor([i not in rows for i in range(8)])
     rb.extend({"row": row, "done": torch.zeros(8, dtype=torch.bool), "valid": valid})
@@ -33,9 +32,7 @@ def masked(*rows: int, **options: Any) -> ReplayBuffer:
 @pytest.mark.parametrize("unit", [None, NStep(2, 1.0, next_keys=())])
 def test_a_row_that_was_masked_between_draw_and_gather_is_not_delivered(unit: Any) -> None:
     """Another thread replaces the rows drawn by masked ones: the batch is drawn anew."""
-    rb = ReplayBuffer(
-        storage=LazyTensorStorage(8), sample_unit=unit, batch_size=20, episodes=Episodes("done", mask_key="valid")
-    )
+    rb = ring(8, sample_unit=unit, batch_size=20, episodes=Episodes("done", mask_key="valid"))
 
     def write(valid: bool) -> None:
         rows = {"row": torch.arange(4), "reward": torch.ones(4), "done": torch.zeros(4, dtype=torch.bool)}
@@ -65,8 +62,8 @@ def test_a_pass_draws_no_row_twice_and_ends_while_masked_rows_replace_others(shu
     """One iteration is one pass, whatever is written and edited meanwhile; rows that stay valid come exactly once."""
     for seed in range(30):
         log = Log(3 + seed % 6, longest=100, seed=seed, masked=0.2)
-        rb = ReplayBuffer(
-            storage=LazyTensorStorage(log.capacity),
+        rb = ring(
+            log.capacity,
             sampler=SamplerWithoutReplacement(shuffle=shuffle),
             batch_size=1 + seed % 4,
             prefetch=prefetch,

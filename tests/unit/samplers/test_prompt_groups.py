@@ -30,7 +30,7 @@ from ostinato.errors import (
 from ... import registry
 from ...effort import examples
 from ...stats.chi_square import p_value
-from ..buffers.refusals import raises
+from ..buffers.refusals import refuses
 
 
 def make(prompts: Any = (), rewards: Any = None, *, batch_size: int = 4, **given: Any) -> Any:
@@ -138,14 +138,24 @@ def test_edits_through_views_need_cache_groups_false(cache: bool) -> None:
 
 
 def test_errors() -> None:
-    raises(
-        (PromptGroupSampler, KindError, "Exactly one of num_groups or samples_per_group must be provided"),
-        (lambda: make(num_groups=1, samples_per_group=1), KindError, "Exactly one"),
-        (lambda: make(num_groups=True), KindError, "num_groups must be a positive integer"),
-        (lambda: make(samples_per_group=0), OptionError, "samples_per_group must be a positive integer"),
-        (lambda: make(num_groups=1, strategy="best"), OptionError, "strategy must be one of"),
-        (lambda: make([0], num_groups=3).sample(), OptionError, "batch_size=4 is not divisible by num_groups=3"),
-        (lambda: make([0], samples_per_group=3).sample(), OptionError, "not divisible by samples_per_group=3"),
-        (lambda: make([0], [torch.nan], num_groups=1, strategy="reward").sample(), SchemaError, "must be finite"),
-        (lambda: make([0], num_groups=1, group_key="query").sample(), KeyMissingError, "Could not find key 'query'"),
+    refuses(
+        {
+            KindError: {
+                "Exactly one of num_groups or samples_per_group must be provided": PromptGroupSampler,
+                "Exactly one": lambda: make(num_groups=1, samples_per_group=1),
+                "num_groups must be a positive integer": lambda: make(num_groups=True),
+            },
+            OptionError: {
+                "samples_per_group must be a positive integer": lambda: make(samples_per_group=0),
+                "strategy must be one of": lambda: make(num_groups=1, strategy="best"),
+                "batch_size=4 is not divisible by num_groups=3": lambda: make([0], num_groups=3).sample(),
+                "not divisible by samples_per_group=3": lambda: make([0], samples_per_group=3).sample(),
+            },
+            SchemaError: {
+                "must be finite": lambda: make([0], [torch.nan], num_groups=1, strategy="reward").sample(),
+            },
+            KeyMissingError: {
+                "Could not find key 'query'": lambda: make([0], num_groups=1, group_key="query").sample(),
+            },
+        }
     )

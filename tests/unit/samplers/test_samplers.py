@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 
 from ostinato import (
     ConsumingSampler,
-    LazyTensorStorage,
     PrioritizedSampler,
     PrioritizedSliceSampler,
     PromptGroupSampler,
@@ -28,11 +27,8 @@ from ostinato import (
 from ostinato.errors import CheckpointError, KindError, OstinatoError
 from ostinato.testing import make_view
 
-from ...registry import seeded
+from ...registry import ring, seeded
 from ...tags import same_state, snapshot
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def test_random_sampling_without_replacement_is_the_other_class() -> None:
@@ -53,7 +49,7 @@ class MineOfSlices(SliceSampler):
     pass
 
 
-ONE_VARIANT: list[Callable[..., Any]] = [
+ONE_VARIANT: list[Any] = [
     Mine,
     partial(MineOfSlices, num_slices=2),
     partial(PrioritizedSampler, 10, 0.6, 0.4),
@@ -67,7 +63,7 @@ ONE_VARIANT: list[Callable[..., Any]] = [
 
 
 @pytest.mark.parametrize("make", ONE_VARIANT, ids=str)
-def test_samplers_without_a_variant_without_replacement(make: Callable[..., Any]) -> None:
+def test_samplers_without_a_variant_without_replacement(make: Any) -> None:
     with pytest.raises(KindError):
         make(replacement=False)
     assert type(make(replacement=True)) is getattr(make, "func", make)
@@ -112,7 +108,7 @@ def test_no_permutation_is_made_before_it_is_needed() -> None:
 )
 def test_memory_is_counted(sampler: Sampler, each: int) -> None:
     """Versions, slots, sums and weights take 32 bytes for each row; groups and streams at most as many."""
-    rb = ReplayBuffer(storage=LazyTensorStorage(1000), sampler=sampler, batch_size=4)
+    rb = ring(1000, sampler=sampler, batch_size=4)
     rb.extend({"x": torch.arange(1000), "y": torch.zeros(1000), "done": torch.ones(1000, dtype=torch.bool)})
     rb.sample()
     assert 1000 * (each or 4) <= sampler.nbytes <= 1000 * (each or 32)
@@ -121,7 +117,7 @@ def test_memory_is_counted(sampler: Sampler, each: int) -> None:
 # -- a draw that raises leaves sampler and generator as they were, so that the buffer can be saved and goes on ------
 
 STRICT = SequenceUnit(4, "strict", "done")
-CASES: dict[str, tuple[Callable[[], Sampler], dict[str, Any]]] = {
+CASES: dict[str, Any] = {
     "slices": (lambda: SliceSampler(slice_len=4), {}),
     "slices-without-replacement": (lambda: SliceSamplerWithoutReplacement(slice_len=4), {}),
     "number-of-slices": (lambda: SliceSamplerWithoutReplacement(num_slices=1), {}),
@@ -135,7 +131,7 @@ CASES: dict[str, tuple[Callable[[], Sampler], dict[str, Any]]] = {
 
 def make(sampler: Sampler, **options: Any) -> ReplayBuffer:
     options = {"batch_size": 4, "generator": seeded(3), **options}
-    return ReplayBuffer(storage=LazyTensorStorage(16), sampler=sampler, **options)
+    return ring(16, sampler=sampler, **options)
 
 
 def fails(rb: ReplayBuffer, **options: Any) -> None:

@@ -30,7 +30,7 @@ from ostinato.samplers.uniform import draw_weighted
 
 from ... import registry
 from ...stats.chi_square import p_value
-from ..buffers.refusals import raises
+from ..buffers.refusals import refuses
 
 
 def make(versions: Any, *, batch_size: int = 4, capacity: int = 100, **sampler: Any) -> Any:
@@ -136,19 +136,31 @@ def test_the_version_can_be_nested_and_large() -> None:
 
 
 def test_errors() -> None:
-    raises(
-        (lambda: make([1], version_key="v").sample(), KeyMissingError, "Could not find key 'v' in the replay buffer"),
-        (lambda: make([[1, 2]]).sample(), SchemaError, "one number for each row"),
-        (lambda: make([1], max_staleness=-2), OptionError, "an integer of at least -1, got -2"),
-        (lambda: make([1], staleness_weight_fn=3), KindError, "must be callable"),
-        (lambda: make([1], staleness_weight_fn=torch.sum).sample(), SchemaError, "one weight for each of 1 rows"),
-        (lambda: make([1], staleness_weight_fn=lambda s: -s - 1).sample(), PriorityError, "at least 0"),
-        (lambda: make([1], staleness_weight_fn=lambda s: s * 0).sample(), PriorityError, "not all of them 0"),
-        (lambda: setattr(StalenessAwareSampler(), "consumer_version", 2**70), OptionError, "consumer_version"),
-        (lambda: StalenessAwareSampler().sample(filled_list(), 1), KindError, "Plain ListStorage is not supported"),
-        (
-            lambda: StalenessAwareSampler().check_state({"consumer_version": "1", "max_staleness": 0}, 4),
-            CheckpointError,
-            "damaged",
-        ),
+    refuses(
+        {
+            KeyMissingError: {
+                "Could not find key 'v' in the replay buffer": lambda: make([1], version_key="v").sample(),
+            },
+            SchemaError: {
+                "one number for each row": lambda: make([[1, 2]]).sample(),
+                "one weight for each of 1 rows": lambda: make([1], staleness_weight_fn=torch.sum).sample(),
+            },
+            OptionError: {
+                "an integer of at least -1, got -2": lambda: make([1], max_staleness=-2),
+                "consumer_version": lambda: setattr(StalenessAwareSampler(), "consumer_version", 2**70),
+            },
+            KindError: {
+                "must be callable": lambda: make([1], staleness_weight_fn=3),
+                "Plain ListStorage is not supported": lambda: StalenessAwareSampler().sample(filled_list(), 1),
+            },
+            PriorityError: {
+                "at least 0": lambda: make([1], staleness_weight_fn=lambda s: -s - 1).sample(),
+                "not all of them 0": lambda: make([1], staleness_weight_fn=lambda s: s * 0).sample(),
+            },
+            CheckpointError: {
+                "damaged": lambda: StalenessAwareSampler().check_state(
+                    {"consumer_version": "1", "max_staleness": 0}, 4
+                ),
+            },
+        }
     )

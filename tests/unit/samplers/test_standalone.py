@@ -40,16 +40,15 @@ from ostinato.errors import (
     UsageError,
 )
 
-from ...registry import seeded
+from ...registry import ring, seeded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 
 def bare(rows: int = 10, capacity: int = 10) -> Storage:
     """A storage of `rows` rows that hold their slot, of which the last `capacity` are kept."""
-    rb = ReplayBuffer(storage=LazyTensorStorage(capacity))
+    rb = ring(capacity)
     rb.extend({"x": torch.arange(rows)})
     return rb.storage
 
@@ -68,7 +67,7 @@ def drawn(sampler: Any, storage: Any, size: int, seed: int = 0) -> list[int]:
     return found
 
 
-SAMPLERS: list[Callable[[], Sampler]] = [
+SAMPLERS: list[Any] = [
     RandomSampler,
     SamplerWithoutReplacement,
     lambda: PrioritizedSampler(18, 0.7, 0.9),
@@ -141,7 +140,7 @@ def test_rows_without_a_priority_get_the_default_one() -> None:
 
 
 def test_bad_indices_and_priorities_change_nothing() -> None:
-    bad: list[tuple[Any, Any, type[Exception], str]] = [
+    bad: list[Any] = [
         ([4], 1.0, SlotError, "slot 4 is out of range: .* keeps priorities for max_capacity=4"),
         ([-1, 1], [5.0, 2.0], SlotError, r"index -1 is out of range: .* as in rb\[-1\]"),
         ([0, 1], [1.0, 2.0, 3.0], UsageError, "same length as index"),
@@ -177,7 +176,7 @@ def test_a_storage_may_be_smaller_than_the_sampler_but_not_its_rows_more() -> No
 
 
 def test_episodes_are_read_again_at_each_draw() -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(8))
+    rb = ring(8)
     rb.extend({"traj": torch.tensor([0, 0, 0, 1, 1, 1, 1, 1])})
     sampler = SliceSampler(slice_len=4, traj_key="traj")
     kept = SliceSampler(slice_len=4, traj_key="traj", cache_values=True)
@@ -197,7 +196,7 @@ def test_episodes_are_read_again_at_each_draw() -> None:
 
 def test_samplers_say_whether_a_batch_can_be_drawn() -> None:
     storage = episodes(4, 2)
-    answers: list[tuple[Sampler, int, bool]] = [
+    answers: list[Any] = [
         (SliceSampler(slice_len=4), 8, True),
         (SliceSampler(slice_len=5), 10, False),
         (SliceSampler(slice_len=5, strict_length=False), 10, True),

@@ -43,6 +43,7 @@ from ostinato.errors import (
 )
 from ostinato.tools import inspect_checkpoint, verify
 
+from ...registry import ring
 from ...tags import rows, same_state
 from ..buffers.refusals import raises
 
@@ -118,7 +119,7 @@ def test_round_trip(layout: Any, storage: Any, ndim: int, written: int, tmp_path
 def test_layouts_hold_observations_once_and_do_not_mix(tmp_path: Path) -> None:
     rows = {}
     for layout in (TensorStorageCheckpointer, FlatStorageCheckpointer, NestedStorageCheckpointer):
-        rb = ReplayBuffer(storage=LazyTensorStorage(20), checkpointer=layout())
+        rb = ring(20, checkpointer=layout())
         rb.extend(steps(0, 20))
         rb.dumps(tmp_path / layout.__name__)
         fields = inspect_checkpoint(tmp_path / layout.__name__).fields
@@ -128,7 +129,7 @@ def test_layouts_hold_observations_once_and_do_not_mix(tmp_path: Path) -> None:
     assert ("next.obs", 20) in rows[TensorStorageCheckpointer]
     assert isinstance(pickle.loads(pickle.dumps(rb)).storage.checkpointer, NestedStorageCheckpointer)
     for checkpointer in (None, FlatStorageCheckpointer()):
-        other = ReplayBuffer(storage=LazyTensorStorage(20), checkpointer=checkpointer)
+        other = ring(20, checkpointer=checkpointer)
         with pytest.raises(CheckpointError):
             other.loads(tmp_path / "NestedStorageCheckpointer")
         assert len(other) == 0
@@ -149,14 +150,14 @@ def test_hooks_run_in_order_wherever_they_were_registered(tmp_path: Path) -> Non
     for checkpointer in (TensorStorageCheckpointer(), h5()):
         checkpointer.register_save_hook(hook("save"))
         checkpointer.register_load_hook(hook("load"))
-        rb = ReplayBuffer(storage=LazyTensorStorage(20), checkpointer=checkpointer)
+        rb = ring(20, checkpointer=checkpointer)
         if not calls:
             rb.register_save_hook(hook("save of storage"))
             rb.register_load_hook(hook("load of storage"))
         rb.extend(steps(0, 5))
         rb.dumps(tmp_path / type(checkpointer).__name__)
         rb.loads(tmp_path / type(checkpointer).__name__)
-        with pytest.raises(KindError, match="a hook is a callable"):
+        with pytest.raises(KindError):
             checkpointer.register_save_hook(3)  # type: ignore[arg-type]
     flat, split = (
         ["save", "save of storage", "load", "load of storage"],
@@ -232,7 +233,7 @@ def other_data(values: list[Any]) -> Callable[[Any, Any], None]:
     return change
 
 
-HOSTILE: list[tuple[Callable[[Any, Any], object], type[CheckpointError]]] = [
+HOSTILE: list[Any] = [
     (lambda h5py, group: group.__setitem__("action/kind", h5py.SoftLink("/traj_1/action/kind")), DamagedFileError),
     (lambda h5py, group: group.__setitem__("action/kind", h5py.ExternalLink("else.h5", "/x")), DamagedFileError),
     (external_data, DamagedFileError),
@@ -278,7 +279,7 @@ def test_hostile_and_damaged_files_and_wrong_uses(tmp_path: Path, monkeypatch: p
 def test_lists_and_ensembles(tmp_path: Path) -> None:
     items, other = ListStorage(5), ListStorage(5)
     items.set(range(2), [1, 2])
-    savers: list[tuple[Any, Any, Any]] = [
+    savers: list[Any] = [
         (ListStorageCheckpointer(), items, other),
         (CompressedListStorageCheckpointer(), items, other),
         (StorageEnsembleCheckpointer(), StorageEnsemble(items), StorageEnsemble(other)),
@@ -352,7 +353,7 @@ def test_a_load_that_does_not_fit_changes_nothing(tmp_path: Path) -> None:
     raises(
         (lambda: items.loads(tmp_path / "s"), CheckpointError, "form"),
         (lambda: storage.loads(tmp_path / "nothing"), CheckpointNotFoundError, ""),
-        (lambda: ReplayBuffer(storage=LazyTensorStorage(4)).loads(tmp_path / "s"), CheckpointError, "format"),
+        (lambda: ring(4).loads(tmp_path / "s"), CheckpointError, "format"),
     )
     file = max((tmp_path / "s").glob("*.bin"), key=lambda path: path.stat().st_size)
     file.write_bytes(bytes(len(file.read_bytes())))

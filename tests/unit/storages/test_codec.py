@@ -103,7 +103,7 @@ def test_a_damaged_value_raises_when_it_is_read() -> None:
             LazyTensorStorage(8).load_state_dict({**state, "columns": less if wrong is None else {**less, ends: wrong}})
 
 
-WRONG: list[tuple[dict[str, Any], int, str]] = [
+WRONG: list[Any] = [
     ({"codec": "gzip"}, 100, "must be 'zstd'"),
     ({"codec": {}}, 100, "names no field"),
     ({"codec": {"obs": "zlib"}, "kinds": {"obs": Half()}}, 100, "named by kinds and by codec"),

@@ -31,10 +31,9 @@ from ...tags import read_ids, rows
 from ..buffers.refusals import raises
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
-MAKERS: dict[str, Callable[[int], Storage]] = {
+MAKERS: dict[str, Any] = {
     "tensor": LazyTensorStorage,
     "mapped": LazyMemmapStorage,
     "list": ListStorage,
@@ -82,7 +81,7 @@ def test_refused_writes_change_nothing(make: Any) -> None:
     storage = make(4)
     storage.set(range(2), rows([0, 1], "tensordict"))
     three = rows([5, 6, 7], "tensordict")
-    cases: list[tuple[Any, Any, bool, type[Exception], str]] = [
+    cases: list[Any] = [
         (range(3, 4), three[:1], True, SlotError, "more than one item away"),
         (range(2, 5), three, True, SlotError, "maximum capacity is 4"),
         (-3, three[0], True, SlotError, "out of range"),

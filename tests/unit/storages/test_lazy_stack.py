@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,9 +19,6 @@ from ostinato import (
     TensorDictReplayBuffer,
 )
 from ostinato.errors import KindError, OptionError, SchemaError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def row(n: int) -> TensorDict:
@@ -45,7 +43,7 @@ def check(batch: Any, index: Any = None) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", [ReplayBuffer, TensorDictReplayBuffer])
-def test_samples_and_reads_are_lazy_stacks(kind: type[ReplayBuffer]) -> None:
+def test_samples_and_reads_are_lazy_stacks(kind: Any) -> None:
     rb = filled(kind)
     lazy = 0
     for _ in range(5):
@@ -61,9 +59,11 @@ def test_samples_and_reads_are_lazy_stacks(kind: type[ReplayBuffer]) -> None:
 
 
 def test_a_batch_shares_no_memory_with_the_rows_stored() -> None:
-    for make in (row, lambda n: TensorDict({"n": {"x": torch.arange(n + 1)}, "y": torch.zeros(2)})):
-        rb = ReplayBuffer(storage=ListStorage(10), batch_size=6)
-        rb.extend([make(n) for n in range(3)])
+    kinds: list[Any] = [row, lambda n: TensorDict({"n": {"x": torch.arange(n + 1)}, "y": torch.zeros(2)})]
+    for storage, make in itertools.product((ListStorage, LazyStackStorage), kinds):
+        rb, given = ReplayBuffer(storage=storage(10), batch_size=6), [make(n) for n in range(3)]
+        rb.extend(given)
+        given[2].zero_()
         for batch in (rb.sample(), rb[0:3], rb[[0, 1, 1]]):
             for one in batch.unbind(0):
                 one.apply_(lambda leaf: leaf.fill_(-1))
@@ -72,7 +72,7 @@ def test_a_batch_shares_no_memory_with_the_rows_stored() -> None:
             assert (rb.storage[n] == make(n)).all()
 
 
-OTHERS: list[tuple[Callable[[int], Any], str]] = [
+OTHERS: list[Any] = [
     (lambda n: {"x": torch.arange(n + 1)}, "equal size"),
     (lambda n: np.arange(n + 1), "equal size"),
     (lambda n: "a" * n, "the data itself holds str"),
@@ -138,16 +138,6 @@ def test_batches_have_the_rows_in_every_layout(layout: Any) -> None:
         assert [row.tolist() for row in tokens] == [list(range(1, n + 1)) for n in LENGTHS]
 
 
-def test_batches_are_copies_and_rows_are_owned() -> None:
-    rows = sequences()
-    rb = ReplayBuffer(storage=LazyStackStorage(4), batch_size=4)
-    rb.extend(rows)
-    rows[0]["tokens"].zero_()
-    rb.sample().zero_()
-    rb[:].zero_()
-    assert rb.storage[0]["tokens"].tolist() == [1, 2, 3]
-
-
 def test_stack_dim_counts_among_the_batch_dimensions() -> None:
     storage = LazyStackStorage(4, stack_dim=-1)
     storage.set(range(2), [TensorDict({"a": torch.zeros(3, 5) + i}, [3]) for i in range(2)])
@@ -161,8 +151,6 @@ def test_stack_dim_counts_among_the_batch_dimensions() -> None:
 
 
 def test_options_and_rows_that_raise() -> None:
-    with pytest.raises(OptionError, match="layout"):
-        LazyStackStorage(4, layout="ragged")  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="stack_dim"):
         LazyStackStorage(4, layout="padded", stack_dim=1)
     storage = LazyStackStorage(4)
@@ -173,7 +161,7 @@ def test_options_and_rows_that_raise() -> None:
         storage[0] = {"tokens": torch.zeros(2)}
     wide = [TensorDict({"a": torch.zeros(1, 2)}), TensorDict({"a": torch.zeros(1, 3)})]
     other = [TensorDict({"a": torch.zeros(1)}), TensorDict({"b": torch.zeros(1)})]
-    cases: list[tuple[Any, Any]] = [("padded", wide), ("padded", other), ("nested", other)]
+    cases: list[Any] = [("padded", wide), ("padded", other), ("nested", other)]
     for layout, rows in cases:
         dense = LazyStackStorage(4, layout=layout)
         dense.set(range(2), rows)

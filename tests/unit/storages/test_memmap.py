@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -21,9 +21,6 @@ from ostinato.errors import (
 )
 
 from ...tags import buffer, fill, read_ids, table
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def flushed(path: Path, count: int = 9, *, packed: bool = True) -> ReplayBuffer:
@@ -82,13 +79,13 @@ def test_files_of_a_run_that_never_flushed_are_not_taken_for_rows(tmp_path: Path
     assert read_ids(rb[:]) == list(range(5)), "files that another buffer still maps were written over"
 
 
-WRITES: dict[str, Callable[[ReplayBuffer], object]] = {
+WRITES: dict[str, Any] = {
     "add": lambda rb: rb.add(table(torch.tensor(50))),
     "extend": lambda rb: fill(rb, range(50, 52)),
     "assignment": lambda rb: rb.__setitem__(0, table(torch.tensor(50))),
     "one field": lambda rb: rb.set_at_("id", torch.tensor([50]), [0]),
     "load": lambda rb: rb.load_state_dict(_other_rows()),
-    "emptying": lambda rb: (rb.empty(), fill(rb, range(50, 52))),  # type: ignore[func-returns-value]
+    "emptying": lambda rb: (rb.empty(), fill(rb, range(50, 52))),
 }
 
 

@@ -37,8 +37,9 @@ from ostinato.storages.columns import unpack_column
 from ostinato.tools import inspect_checkpoint
 from ostinato.transforms import Cast, Compose, Rename, ToDevice
 
+from ...registry import ring
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -50,7 +51,7 @@ class _Message:
 Message: Any = tensorclass(_Message)
 
 
-STORAGES: dict[str, Callable[[int], Any]] = {
+STORAGES: dict[str, Any] = {
     "packed": LazyTensorStorage,
     "mapped": LazyMemmapStorage,
     "single copy": lambda n: LazyTensorStorage(n, single_copy={"next_x": "x"}),
@@ -108,11 +109,11 @@ def test_text_is_returned_with_its_rows_and_edits_reach_it(storage: str) -> None
 
 
 def test_rows_of_a_dict_give_lists() -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(6), batch_size=16)
+    rb = ring(6, batch_size=16)
     rb.extend({"a": ["u", None], "b": np.array(["v", "w"]), "c": (b"1", b"2"), "x": torch.arange(2)})
     rb.add({"a": {"any": ["object"]}, "b": "z", "c": None, "x": torch.tensor(2)})
     rb.extend([{"a": None, "b": None, "c": 1, "x": torch.tensor(3)}, {"a": 1.5, "b": "q", "c": "d", "x": 4}])
-    stored: dict[str, list[Any]] = {
+    stored: dict[str, Any] = {
         "a": ["u", None, {"any": ["object"]}, None, 1.5],
         "b": ["v", "w", "z", None, "q"],
         "c": [b"1", b"2", None, 1, "d"],
@@ -136,7 +137,7 @@ def test_rows_of_tensordicts_give_stacks() -> None:
     rb.extend(TensorDict({"one": NonTensorData(note, batch_size=[2])}, [2]))
     note["k"].append(2)
     assert rb["one"] == [{"k": [1]}] * 2, "one object for all rows, of which the caller may change his"
-    messages = ReplayBuffer(storage=LazyTensorStorage(4), batch_size=8)
+    messages = ring(4, batch_size=8)
     messages.extend(Message(x=torch.arange(2), text=["a", "b"], batch_size=[2]))
     batch = messages.sample()
     assert isinstance(batch, Message)
@@ -184,7 +185,7 @@ def test_windows_hold_the_text_of_their_rows() -> None:
             sample(sample_unit=unit)
 
 
-WRONG: list[tuple[Any, str]] = [
+WRONG: list[Any] = [
     ({"p": "a", "x": torch.zeros(2)}, "'p'.*one for each row"),
     ({"p": ["a"], "x": torch.zeros(2)}, "'p'.*a list of 1"),
     ({"p": np.array([["a"], ["b"]]), "x": torch.zeros(2)}, r"'p'.*\[2, 1\]"),
@@ -196,7 +197,7 @@ WRONG: list[tuple[Any, str]] = [
 
 
 def test_text_that_does_not_fit_raises_and_changes_nothing() -> None:
-    rb, bare = (ReplayBuffer(storage=LazyTensorStorage(3)) for _ in range(2))
+    rb, bare = (ring(3) for _ in range(2))
     for text in (np.array([1, "a"], dtype=object), None, object()):
         with pytest.raises(OstinatoError, match="'p'"):
             rb.extend({"p": text, "x": torch.zeros(2)})
@@ -360,7 +361,7 @@ def stack_of(values: list[Any]) -> TensorDict:
     return in_rows(NonTensorStack(*map(NonTensorData, values)))
 
 
-LEAVES: dict[str, Callable[[], TensorDict]] = {
+LEAVES: dict[str, Any] = {
     **{f"tensor {dtype}": partial(tensors, dtype, 2, 3) for dtype in DTYPES.values()},
     "no bytes": partial(tensors, torch.uint8, 2, 0, 3),
     **{f"stack of {name}": partial(stack_of, values) for name, values in OBJECTS.items()},
@@ -464,7 +465,7 @@ def test_rows_without_tensors(tmp_path: Path) -> None:
             batch = each.sample()
             assert list(batch["text"]) == [rb["text"][i] for i in batch["index"]]
         assert again.extend(rows(7, 8)).tolist() == [1]
-    rb, lists = TensorDictReplayBuffer(storage=LazyTensorStorage(6)), ReplayBuffer(storage=LazyTensorStorage(6))
+    rb, lists = TensorDictReplayBuffer(storage=LazyTensorStorage(6)), ring(6)
     rb.extend(TensorDict({}, [3]))
     assert rb[:].batch_size == (3,)
     lists.extend({"name": ["a", "b"], "of": ["c", "d"]})

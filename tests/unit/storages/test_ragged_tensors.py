@@ -34,7 +34,7 @@ from ostinato.tools.inspect import inspect_checkpoint
 from ...effort import examples
 from ...tags import same_state
 from ..background import in_background
-from ..buffers.refusals import raises
+from ..buffers.refusals import refuses
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -242,29 +242,39 @@ HOLLOW = torch.nested.nested_tensor_from_jagged(torch.arange(6), torch.tensor([0
 def test_what_does_not_fit_is_refused_and_changes_nothing() -> None:
     rb = made(8)
     rb.extend(rows(range(3), "dict"))
-    raises(
-        (lambda: rb.add(row(1) | {"tokens": torch.zeros(3, 2, dtype=torch.int64)}), SchemaError, "tokens"),
-        (lambda: rb.add(row(1) | {"tokens": torch.tensor(3)}), SchemaError, "tokens"),
-        (lambda: rb.add({"id": torch.tensor(1), "next": row(1)["next"]}), KeyMissingError, "tokens"),
-        (lambda: rb.add((torch.zeros(3), torch.zeros(2))), KindError, ""),
-        (lambda: rb.extend(rows(range(3), "dict") | {"tokens": [torch.arange(2)]}), SchemaError, "tokens"),
-        (
-            lambda: ReplayBuffer(storage=RaggedTensorStorage(8, ragged="x")).extend({"x": HOLLOW}),
-            SchemaError,
-            "do not add up",
-        ),
-        (lambda: rb.__setitem__(0, row(1) | {"tokens": torch.tensor(3)}), SchemaError, "tokens"),
-        (lambda: rb[torch.tensor([[0, 1], [1, 2]])], SlotError, "one dimension"),
-        (lambda: rb.storage.register_save_hook(print), OptionError, "hooks"),
-        (lambda: RaggedTensorStorage(8, ragged="x", layout="dense"), OptionError, "layout"),  # type: ignore[arg-type]
-        (lambda: RaggedTensorStorage(8, ragged=[]), OptionError, "ragged"),
-        (lambda: RaggedTensorStorage(8, ragged=[3]), OptionError, "ragged"),
-        (lambda: made(8, "padded").add(row(1) | {"masks": torch.ones(1)}), SchemaError, "masks"),
-        (
-            lambda: made(8, writer=TensorDictMaxValueWriter("tokens")).extend(rows(range(3), "TensorDict")),
-            KindError,
-            "length",
-        ),
+    refuses(
+        {
+            SchemaError: {
+                "tokens": (
+                    lambda: rb.add(row(1) | {"tokens": torch.zeros(3, 2, dtype=torch.int64)}),
+                    lambda: rb.add(row(1) | {"tokens": torch.tensor(3)}),
+                    lambda: rb.extend(rows(range(3), "dict") | {"tokens": [torch.arange(2)]}),
+                    lambda: rb.__setitem__(0, row(1) | {"tokens": torch.tensor(3)}),
+                ),
+                "do not add up": lambda: ReplayBuffer(storage=RaggedTensorStorage(8, ragged="x")).extend({"x": HOLLOW}),
+                "masks": lambda: made(8, "padded").add(row(1) | {"masks": torch.ones(1)}),
+            },
+            KeyMissingError: {
+                "tokens": lambda: rb.add({"id": torch.tensor(1), "next": row(1)["next"]}),
+            },
+            KindError: {
+                "": lambda: rb.add((torch.zeros(3), torch.zeros(2))),
+                "length": lambda: made(8, writer=TensorDictMaxValueWriter("tokens")).extend(
+                    rows(range(3), "TensorDict")
+                ),
+            },
+            SlotError: {
+                "one dimension": lambda: rb[torch.tensor([[0, 1], [1, 2]])],
+            },
+            OptionError: {
+                "hooks": lambda: rb.storage.register_save_hook(print),
+                "layout": lambda: RaggedTensorStorage(8, ragged="x", layout="dense"),  # type: ignore[arg-type]
+                "ragged": (
+                    lambda: RaggedTensorStorage(8, ragged=[]),
+                    lambda: RaggedTensorStorage(8, ragged=[3]),
+                ),
+            },
+        }
     )
     rb.add(row(3))
     assert lists(rb[:], "lazy") == [one(row(i)) for i in range(4)]

@@ -110,7 +110,7 @@ def test_pairs_are_found_by_their_names() -> None:
     }
 
 
-WRONG: list[tuple[Any, type[Exception], str]] = [
+WRONG: list[Any] = [
     (True, OptionError, r"finds no field.*'obs': float32\[2\].*name the pairs"),
     ({"next_obs": "obs"}, OptionError, "names the field 'next_obs', but the fields are 'obs', 'later', 'none'"),
     ({"later": "obs"}, SchemaError, r"one dtype and shape, got 'later': float64\[2\] and 'obs': float32\[2\]"),
@@ -184,7 +184,7 @@ def apart(change: Callable[[Tensor], Tensor]) -> Callable[[dict[str, Any]], obje
     return lambda state: state["columns"].update(apart=change(state["columns"]["apart"]))
 
 
-DAMAGES: dict[str, Callable[[dict[str, Any]], object]] = {
+DAMAGES: dict[str, Any] = {
     "marks too short": apart(lambda marks: marks[:-1]),
     "marks of numbers": apart(lambda marks: marks.to(torch.int64)),
     "the newest row follows nothing": apart(lambda marks: marks & (torch.arange(len(marks)) < len(marks) - 1)),

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 OBSERVATIONS = ("obs", "image", "goal")
 """Fields with a next field each: a small one, a wide one, a scalar."""
 
-PARTS: list[Callable[[], dict[str, Any]]] = [
+PARTS: list[Any] = [
     lambda: {"sampler": PrioritizedSampler(1000, 0.7, 0.5)},
     lambda: {"sampler": SliceSampler(slice_len=2, end_key=("next", "done"), strict_length=False)},
     lambda: {"sample_unit": NStep(3, 0.9)},
@@ -213,7 +213,7 @@ class Pair:
             leaves = [names.index(key), names.index(f"next.{key}")]
             self.rng.shuffle(leaves)
             plan = plan.with_columns({leaves[0]: Column(Request(leaves[0], slots), other=leaves[1], pick=pick)})
-        reads: list[Callable[[ReplayBuffer], Any]] = [
+        reads: list[Any] = [
             lambda rb: rb[:],
             lambda rb: rb[0],
             lambda rb: rb[self.index(some)],
@@ -237,7 +237,7 @@ def poison_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(kind, "block", block)
 
 
-STORAGES: dict[str, tuple[type[LazyTensorStorage], dict[str, Any]]] = {
+STORAGES: dict[str, Any] = {
     "packed": (LazyTensorStorage, {}),
     "mapped": (LazyMemmapStorage, {}),
     "coded": (LazyTensorStorage, {"codec": {"obs": "zlib"}}),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -14,9 +14,6 @@ from ostinato.errors import KindError, OptionError, SchemaError, StorageMemoryEr
 
 from ...command import run_process
 from ...tags import read_ids, rows
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def test_the_column_of_the_guide_passes_the_contracts_as_it_stands(tmp_path: Path) -> None:
@@ -93,7 +90,7 @@ def test_a_list_without_bound_keeps_everything() -> None:
 
 
 def test_lists_take_rows_of_any_iterable() -> None:
-    kinds: list[Callable[[list[int]], Any]] = [
+    kinds: list[Any] = [
         tuple,
         set,
         iter,

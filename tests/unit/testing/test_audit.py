@@ -132,7 +132,7 @@ def test_the_smallest_case_shows_the_fault() -> None:
 def test_a_test_fails_with_the_findings() -> None:
     with pytest.raises(AssertionError, match="next-at-truncation: the next observation of environment 0"):
         audit(Plain("next-at-truncation"))
-    with pytest.raises(OptionError, match=r"no adapter for collections.deque"):
+    with pytest.raises(OptionError):
         audit(deque)
 
 

@@ -99,7 +99,7 @@ def test_a_missing_step_divides_if_asked_for_and_so_does_an_edit() -> None:
 
 
 def test_options_without_steps_are_refused() -> None:
-    bad: list[tuple[dict[str, Any], str]] = [
+    bad: list[Any] = [
         ({"step_key": None}, "step_key must be provided when fragmented=True"),
         ({"ends": torch.ones(3), "cache_values": True}, "not supported with it"),
         ({"trajectories": torch.ones(3)}, "not supported with it"),
@@ -125,7 +125,7 @@ def test_every_option_of_a_slice_changes_something_or_raises() -> None:
         return batch["id"].tolist(), sorted(map(str, info)), [value.tolist() for value in info.values()]
 
     plain = sample()
-    changes: list[dict[str, Any]] = [
+    changes: list[Any] = [
         {"end_keys": None, "end_key": ("next", "terminated")},
         {"end_keys": None, "traj_key": "id", "strict_length": False},
         {"truncated_key": None},

@@ -74,7 +74,7 @@ def test_a_next_observation_of_another_name_raises_before_anything_is_stored(nam
     after = {"reward": torch.ones(20), "done": torch.zeros(20, dtype=torch.bool)}
     nested = {"obs": torch.zeros(20, 2), name: torch.zeros(20, 2), "next": after}
     for other in ({**named(), "goal": torch.zeros(20), "goal_next": torch.zeros(20)}, nested):
-        with pytest.raises(SchemaError, match="looks like one"):
+        with pytest.raises(SchemaError):
             rb.extend(other)
     unit = NStep(3, 0.9, next_keys=["done", name])
     rb = buffer(50, sample_unit=unit)

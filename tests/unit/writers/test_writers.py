@@ -16,6 +16,7 @@ from ostinato import (
 )
 from ostinato.errors import CheckpointError, KindError, OptionError
 
+from ...registry import seeded
 from ...tags import buffer
 
 
@@ -122,7 +123,7 @@ def test_random_ranks_and_edits_follow_a_sorted_list(storage: str) -> None:
 
 
 def reservoir(storage: str = "packed", capacity: int = 5, seed: int = 0) -> ReplayBuffer:
-    return buffer(storage, capacity, writer=ReservoirWriter(generator=torch.Generator().manual_seed(seed)))
+    return buffer(storage, capacity, writer=ReservoirWriter(generator=seeded(seed)))
 
 
 def test_a_reservoir_in_a_larger_buffer_fills_it_first() -> None:
@@ -137,7 +138,7 @@ def test_a_reservoir_in_a_larger_buffer_fills_it_first() -> None:
 def test_a_reservoir_takes_over_a_filled_buffer_and_forgets_an_emptied_one() -> None:
     rb = buffer("packed", 4)
     rb.extend(torch.arange(9))
-    rb.set_writer(ReservoirWriter(generator=torch.Generator().manual_seed(0)))
+    rb.set_writer(ReservoirWriter(generator=seeded()))
     rb.extend(torch.arange(10, 12))
     assert rb.writer.offered == 6  # type: ignore[attr-defined]
     rb.empty()
