@@ -70,5 +70,5 @@ def test_what_is_no_buffer_is_named(tmp_path: Path) -> None:
     for number, state in enumerate(({}, {"storage": 3}, {"storage": {"class": "X", "state": {}}}, [1], None)):
         with CheckpointWriter(tmp_path / str(number), format_name=FORMAT) as writer:
             writer.commit(state)
-        with pytest.raises(CheckpointError, match="does not describe a replay buffer"):
+        with pytest.raises(CheckpointError):
             inspect_checkpoint(tmp_path / str(number))
