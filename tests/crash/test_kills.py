@@ -71,7 +71,7 @@ def test_a_killed_first_save_leaves_nothing_that_loads(tmp_path: Path) -> None:
         path = tmp_path / str(number)
         killed, _ = run_and_kill(partial(saving, rb, path, False), number)
         if killed and not (path / "manifest.json").exists():
-            with pytest.raises(CheckpointError, match="no checkpoint at"):
+            with pytest.raises(CheckpointError):
                 found.loads(path)
             rb.dumps(path)
         found.loads(path)
