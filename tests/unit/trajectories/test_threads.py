@@ -134,7 +134,8 @@ def test_a_fork_neither_saves_nor_removes_trajectories_of_its_parent(tmp_path: P
     spilling.flush()
 
     def work(report: Callable[[bytes], None]) -> None:
-        for call in (lambda: buffer.add_trajectories([small()]), buffer.flush, buffer.clear):
+        calls: list[Callable[[], object]] = [lambda: buffer.add_trajectories([small()]), buffer.flush, buffer.clear]
+        for call in calls:
             with pytest.raises(UsageError):
                 call()
         check_batch(spilling.sample(50))
