@@ -207,7 +207,7 @@ def test_rows_on_disk_persist_for_one_process(model: Model, tmp_path: Path, monk
         return open_dataset(model.path, cache="disk", cache_dir=tmp_path / "cache", **options)
 
     def is_refused() -> bool:
-        with pytest.raises(DirectoryInUseError, match="used by another process"):
+        with pytest.raises(DirectoryInUseError):
             opened()
         return True
 

@@ -394,7 +394,7 @@ def test_hdf5_is_read_back_bit_by_bit(tmp_path: Path, compression: str) -> None:
     parts, path = transitions(), tmp_path / "robomimic.hdf5"
     export(parts, path, format="hdf5", env_args={"env_name": "Lift", "type": 1}, compression=compression)
     check_round_trip(path, parts)
-    with pytest.raises(CheckpointError, match="is a folder"):
+    with pytest.raises(CheckpointError):
         export(parts, tmp_path, format="hdf5", overwrite=True)
     with h5py.File(path) as file:
         assert file["data"].attrs["total"] == 15

@@ -74,5 +74,5 @@ def test_each_group_is_trained_once(cluster: Any, tmp_path: Path, request: pytes
     with pytest.raises(OptionError, match="no group"):
         buffer.group("none")
     buffer.close()
-    with pytest.raises(LostBufferError, match="its log stays"):
+    with pytest.raises(LostBufferError):
         buffer.stats()

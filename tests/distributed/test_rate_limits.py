@@ -66,7 +66,7 @@ async def test_a_silent_shard_delays_no_decision() -> None:
     took = []
     for _ in range(3):
         began = time.monotonic()
-        with pytest.raises(WaitTimeoutError, match=r"32 row\(s\) can be drawn"):
+        with pytest.raises(WaitTimeoutError):
             await limits.acquire("draw", 16, 0.0, 0.0)
         await limits.begin()
         took.append(time.monotonic() - began)

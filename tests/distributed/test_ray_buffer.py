@@ -130,7 +130,7 @@ def test_an_epoch_has_each_row_once_and_ends(remote: Any, prefetch: int) -> None
 
 def test_prefetch_continues_after_an_error(remote: Any) -> None:
     rb = remote(prefetch=2)
-    with pytest.raises(EmptyBufferError, match="add rows first"):
+    with pytest.raises(EmptyBufferError):
         rb.sample()
     rb.extend(rows(10))
     assert len(rb.sample()["x"]) == 8

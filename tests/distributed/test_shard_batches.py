@@ -52,5 +52,5 @@ def test_parts_of_different_schemas_raise_and_dtypes_are_promoted() -> None:
     for other in ({"x": torch.zeros(2, 3), "y": torch.zeros(2)}, {"x": torch.zeros(2)}):
         with pytest.raises(SchemaError, match=r"shards 0 and 1 hold rows of different schemas"):
             joined(one, other)
-    with pytest.raises(KindError, match="tensors of one shape"):
+    with pytest.raises(KindError):
         joined(["a", "b"], ["a", "b"])

@@ -129,5 +129,5 @@ def test_invalid_options_and_indices(shards: ShardedReplayBuffer) -> None:
         with pytest.raises(OptionError, match="shard must be an integer"):
             shards.pinned(shard)  # type: ignore[arg-type]
     for wrong in (slice(0, 3), "x"):
-        with pytest.raises(KindError, match="are read by what"):
+        with pytest.raises(KindError):
             shards[wrong]

@@ -93,7 +93,7 @@ def test_a_killed_checkpoint_is_complete_or_absent(tmp_path: Path) -> None:
         else:
             assert killed
             assert not said
-            with pytest.raises(CheckpointError, match="no trajectories at"):
+            with pytest.raises(CheckpointError):
                 opened(path)
 
 

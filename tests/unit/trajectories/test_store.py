@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -36,10 +35,10 @@ def test_a_checkpoint_needs_a_new_directory(tmp_path: Path) -> None:
     buffer.add_trajectories([rollout(0)])
     (tmp_path / "empty").mkdir()
     buffer.save_checkpoint(tmp_path / "empty")
-    with pytest.raises(CheckpointError, match="exists and is not empty: choose a new path"):
+    with pytest.raises(CheckpointError):
         buffer.save_checkpoint(tmp_path / "empty")
     (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match="is no directory"):
+    with pytest.raises(CheckpointError):
         buffer.save_checkpoint(tmp_path / "file")
     TrajectoryReplayBuffer().save_checkpoint(tmp_path / "nothing")
     assert len(loaded(tmp_path / "nothing")) == 0
@@ -54,13 +53,13 @@ def test_auto_save_path_is_a_checkpoint_of_its_own_trajectories_alone(tmp_path: 
         add(buffer, rollout(2, 3))
         assert loaded(tmp_path / "own").trajectory_ids == [0, 1, 2]
         buffer.load_checkpoint(tmp_path / "own", is_distributed=True, world_size=2)
-        with pytest.raises(CheckpointError, match="does not list the same trajectories"):
+        with pytest.raises(CheckpointError):
             buffer.save_checkpoint(tmp_path / "own")
     with saving(tmp_path / "elsewhere", form="safetensors") as other:
         other.add_trajectories([rollout(number) for number in range(10, 13)])
     with saving(tmp_path / "own", form="safetensors") as buffer:
         buffer.load_checkpoint(tmp_path / "elsewhere")
-        with pytest.raises(CheckpointError, match="does not list the same trajectories"):
+        with pytest.raises(CheckpointError):
             buffer.save_checkpoint(tmp_path / "own")
         buffer.save_checkpoint(tmp_path / "new")
         buffer.load_checkpoint(tmp_path / "own")
@@ -84,7 +83,7 @@ def test_each_rank_gets_its_contiguous_share(tmp_path: Path) -> None:
 
 def test_one_buffer_at_a_time_saves_to_a_directory(tmp_path: Path) -> None:
     with saving(tmp_path / "a", 1, form="safetensors"):
-        with pytest.raises(CheckpointError, match="is being saved to"):
+        with pytest.raises(CheckpointError):
             saving(tmp_path / "a", 1, form="safetensors")
         assert loaded(tmp_path / "a").trajectory_ids == [0]  # reading is allowed
     with pytest.raises(OptionError, match="holds trajectories as safetensors, not pt"):

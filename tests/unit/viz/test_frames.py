@@ -67,7 +67,7 @@ def test_fields_that_are_missing_or_odd(tmp_path: Path) -> None:
     assert "nothing" not in facts
     ends = [dict(read_frame(source, Position(0, step)).facts)["done"] for step in range(6)]
     assert ends == ["no", "no", "yes", "no", "no", "no"]
-    with pytest.raises(CheckpointError, match="has no trajectories"):
+    with pytest.raises(CheckpointError):
         TrajectoryFolder(store(tmp_path / "b", []))
 
 
