@@ -80,7 +80,7 @@ def run_block(language: str, text: str, name: str, namespace: dict[str, object])
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if page not in TUTORIAL], ids=lambda p: str(p.relative_to(ROOT))
 )
-def test_python_blocks_run_in_order(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_blocks_run_in_order(page, tmp_path, monkeypatch):
     if page.name == "sb3.md":
         pytest.importorskip("stable_baselines3")
     monkeypatch.chdir(tmp_path)
@@ -102,15 +102,13 @@ def front_blocks() -> list[Any]:
 
 
 @pytest.mark.parametrize("text", front_blocks())
-def test_blocks_of_the_front_pages_run_alone(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_of_the_front_pages_run_alone(text, tmp_path, monkeypatch):
     """Each is a program: it imports what it uses, and needs no files."""
     monkeypatch.chdir(tmp_path)
     run_block("python", text, "block", {"__name__": "__page__"})
 
 
-def test_the_tutorial_is_one_program(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_tutorial_is_one_program(tmp_path, monkeypatch, capsys):
     """Its pages run in order; a `text` block is what the block before it prints, except for the numbers."""
     for extra in ("gymnasium", "matplotlib", "typer"):
         pytest.importorskip(extra)
@@ -150,7 +148,7 @@ def run_command(line: str) -> str:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_commands_exist(page: Path) -> None:
+def test_commands_exist(page):
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     for line in "\n".join(text for language, text in blocks(page) if language == "sh").splitlines():
         words = line.split("#")[0].split()
@@ -174,7 +172,7 @@ def command_names(app: object) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_lead_somewhere(page):
     for target, anchor in LINK.findall(page.read_text()):
         if not target.startswith(("http://", "https://", "mailto:")):
             there = page.parent / target if target else page
@@ -192,13 +190,13 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_every_page_is_in_the_index() -> None:
+def test_every_page_is_in_the_index():
     index = ROOT / "docs" / "README.md"
     linked = {(index.parent / target).resolve() for target, _ in LINK.findall(index.read_text())}
     assert not [page for page in PAGES if page.is_relative_to(ROOT / "docs") and page != index and page not in linked]
 
 
-def test_readme_is_short_and_in_order() -> None:
+def test_readme_is_short_and_in_order():
     text = (ROOT / "README.md").read_text()
     headings = ["Why", "Install", "Use", "Robot and offline datasets", "Coming from another library", "View the data"]
     headings += ["Benchmarks", "Documentation"]
@@ -209,7 +207,7 @@ def test_readme_is_short_and_in_order() -> None:
     assert text.count("![") == 1
 
 
-def test_numbers_in_words_are_those_of_the_table_of_benchmarks() -> None:
+def test_numbers_in_words_are_those_of_the_table_of_benchmarks():
     """README and the recipe of TorchRL say how many times faster Ostinato is, rounded."""
     page = (ROOT / "docs" / "benchmarks.md").read_text()
     rows = [line.strip("| ").split(" | ") for line in page.split("<!-- ")[1].splitlines() if line.startswith("| ")]
@@ -242,7 +240,7 @@ def modules() -> list[str]:
 
 
 @pytest.mark.parametrize("name", modules())
-def test_docstring_examples_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_docstring_examples_run(name, tmp_path, monkeypatch):
     pytest.importorskip(OPTIONAL.get(name, "ostinato"))
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
@@ -251,7 +249,7 @@ def test_docstring_examples_run(name: str, tmp_path: Path, monkeypatch: pytest.M
     assert result.failed == 0
 
 
-def test_no_machine_paths_in_the_tree() -> None:
+def test_no_machine_paths_in_the_tree():
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
     home = re.compile(rb"/(?:home|root|Users)/[a-z]")
     for name in tracked:

@@ -98,7 +98,7 @@ def imported_parts(path: Path) -> set[str]:
     return found
 
 
-def test_imports_go_down_only() -> None:
+def test_imports_go_down_only():
     known = {name for floor in FLOORS for name in floor}
     for path in modules():
         part = part_of(path)
@@ -121,7 +121,7 @@ def body_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     return (body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 0
 
 
-def test_functions_are_small() -> None:
+def test_functions_are_small():
     lengths = []
     for path in modules():
         for node in ast.walk(ast.parse(path.read_text())):
@@ -134,7 +134,7 @@ def test_functions_are_small() -> None:
     assert lengths[int(len(lengths) * 0.9)] <= 25
 
 
-def test_exceptions_are_still_needed() -> None:
+def test_exceptions_are_still_needed():
     pairs = {(part_of(p), other) for p in modules() for other in imported_parts(p)}
     for pair in NEIGHBOURS:
         exists = (SOURCE / pair[0]).is_dir() or (SOURCE / f"{pair[0]}.py").exists()
@@ -152,7 +152,7 @@ def runtime_imports(path: Path, names: dict[str, Path]) -> set[str]:
     return found
 
 
-def test_runtime_imports_have_no_cycle() -> None:
+def test_runtime_imports_have_no_cycle():
     names = {
         ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__"): path
         for path in modules()
@@ -192,7 +192,7 @@ def check_habits(path: Path) -> None:
     assert private == (name in TORCH_PRIVATE), f"{name}: private names of libraries are listed in TORCH_PRIVATE"
 
 
-def test_no_forbidden_habits() -> None:
+def test_no_forbidden_habits():
     for path in modules():
         check_habits(path)
 
@@ -219,7 +219,7 @@ def leaves_to_torch(call: ast.Call) -> list[str]:
     return left if inferred or "dtype" in keywords else [*left, "dtype"]
 
 
-def test_new_tensors_name_their_device_and_dtype() -> None:
+def test_new_tensors_name_their_device_and_dtype():
     """Native code must not get addresses of another device, and results must not depend on a program's defaults."""
     for path in modules():
         for node in ast.walk(ast.parse(path.read_text())):
@@ -239,7 +239,7 @@ def test_new_tensors_name_their_device_and_dtype() -> None:
         ("torch.arange(4)", ["device"]),
     ],
 )
-def test_the_check_of_new_tensors_finds_what_is_left_out(code: str, left: list[str]) -> None:
+def test_the_check_of_new_tensors_finds_what_is_left_out(code, left):
     call = ast.parse(code, mode="eval").body
     assert isinstance(call, ast.Call)
     assert leaves_to_torch(call) == left
@@ -261,13 +261,13 @@ NATIVE_WITH_PYTHON = {
 """Native files that include Python headers besides the bindings (`bind_*.cpp`), and why."""
 
 
-def test_the_rest_of_native_knows_no_python() -> None:
+def test_the_rest_of_native_knows_no_python():
     for path in (ROOT / "native").glob("*.*pp"):
         knows = "nanobind/" in path.read_text() or "Python.h" in path.read_text()
         assert knows == (path.name in NATIVE_WITH_PYTHON or path.name.startswith("bind_")), path
 
 
-def test_doors_for_other_libraries_are_strangers() -> None:
+def test_doors_for_other_libraries_are_strangers():
     doors = SOURCE / "compat"
     for path in doors.rglob("*.py"):
         mine = path.relative_to(doors).parts[0].removesuffix(".py")
@@ -276,7 +276,7 @@ def test_doors_for_other_libraries_are_strangers() -> None:
                 assert (node.module or "").split(".")[2:3] == [mine], f"{path} imports another door"
 
 
-def test_root_exports_exactly_all() -> None:
+def test_root_exports_exactly_all():
     import ostinato
 
     public = {name for name in dir(ostinato) if not name.startswith("_")}
@@ -286,7 +286,7 @@ def test_root_exports_exactly_all() -> None:
     assert list(ostinato.__all__) == sorted(ostinato.__all__)
 
 
-def test_architecture_page_lists_every_module() -> None:
+def test_architecture_page_lists_every_module():
     """Each module has one line under its package on the page, and the page names no module that is not there."""
     page = (ROOT / "docs" / "architecture.md").read_text().partition("\n## Modules\n")[2]
     page, _, native = page.partition("\n## Tests\n")[0].partition("\n### `native`\n")
@@ -299,7 +299,7 @@ def test_architecture_page_lists_every_module() -> None:
     assert listed == there | {"__init__.py", "_native.*"}, "one line for each module in docs/architecture.md"
 
 
-def test_architecture_page_names_files_that_exist() -> None:
+def test_architecture_page_names_files_that_exist():
     prose = (ROOT / "docs" / "architecture.md").read_text().partition("\n## Modules\n")[0]
     named = re.findall(r"`([a-z_]+(?:/\w+)+\.(?:py|cpp|hpp))`", prose)
     assert named

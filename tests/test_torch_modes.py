@@ -163,7 +163,7 @@ def alternating(first: int) -> Callable[[int], AbstractContextManager[Any]]:
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_results_are_the_same_in_every_mode(scenario: str, tmp_path: Path) -> None:
+def test_results_are_the_same_in_every_mode(scenario, tmp_path):
     wanted = tour(scenario, tmp_path / "plain", lambda _: nullcontext())
     assert wanted
     modes = {name: lambda _, make=make: make() for name, make in MODES.items()}

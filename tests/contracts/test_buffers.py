@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -15,9 +15,6 @@ from ostinato.errors import OstinatoError
 from tests.processes import CONTEXT
 from tests.registry import BUFFERS, Registered, registered
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 assert CONTEXT is not None  # its fork server has imported torch before a contract starts a process
 
 for _name in BUFFERS:
@@ -26,7 +23,7 @@ for _name in BUFFERS:
 
 
 @pytest.mark.skipif(backend.installed is None, reason="there is one way without the extension")
-def test_what_native_code_saved_goes_on_without_it(tmp_path: Path) -> None:
+def test_what_native_code_saved_goes_on_without_it(tmp_path):
     for number, name in enumerate(BUFFERS):
         contract = registered(name)
         with use_backend("native"):
@@ -41,7 +38,7 @@ def test_what_native_code_saved_goes_on_without_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("left", [0, 1, 5])
 @pytest.mark.parametrize("name", BUFFERS)
-def test_a_buffer_with_few_rows_goes_on(name: str, left: int, tmp_path: Path) -> None:
+def test_a_buffer_with_few_rows_goes_on(name, left, tmp_path):
     """New, emptied, or without its newest rows where it lets them be deleted."""
     contract = registered(name)
     for number, buffer in enumerate((contract.make(contract.capacity), contract.fill())):
@@ -102,6 +99,6 @@ LAWS += ("an_edited_buffer_continues", "wrong_calls_change_nothing", "threads_se
 @pytest.mark.parametrize(
     ("broken", "test"), [*((_Broken, law) for law in LAWS), (_Trusting, "a_failed_load_changes_nothing")]
 )
-def test_the_contract_finds_the_bug(broken: Any, test: str) -> None:
+def test_the_contract_finds_the_bug(broken, test):
     with pytest.raises(AssertionError):
         getattr(broken(), f"test_{test}")()

@@ -34,7 +34,7 @@ _TEACHES = {
 
 @pytest.mark.parametrize("every", [EVERY, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("storage", STORAGES)
-def test_every_combination_keeps_its_law_and_resumes_or_is_refused(storage: str, every: int, tmp_path: Path) -> None:
+def test_every_combination_keeps_its_law_and_resumes_or_is_refused(storage, every, tmp_path):
     for number, cell in enumerate(spread([cell for cell in CELLS if cell.storage == storage], every)):
         if cell.refusal is None:
             _holds(cell)
@@ -97,7 +97,7 @@ def _check_windows(steps: torch.Tensor, cell: Cell) -> None:
     assert bool((steps[:, 0] // LENGTH == steps[:, -1] // LENGTH).all()), cell
 
 
-def test_the_page_says_what_the_rules_say() -> None:
+def test_the_page_says_what_the_rules_say():
     found = (Path(__file__).parents[2] / "docs" / "combinations.md").read_text()
     assert found == page(), "run: python -m tests.combinations > docs/combinations.md"
     headings = [line for line in found.splitlines() if line.startswith("#")]

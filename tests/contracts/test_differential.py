@@ -123,7 +123,7 @@ def both(make: Callable[[], Any], seed: str, lanes: int = 1, **options: Any) -> 
 
 @pytest.mark.parametrize("every", [EVERY, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("storage", STORAGES)
-def test_combinations_give_the_same_both_ways(storage: str, every: int) -> None:
+def test_combinations_give_the_same_both_ways(storage, every):
     left_out = {"QueueSampler", "ImmutableDatasetWriter"}  # writes to a full queue wait
     cells = [c for c in CELLS if c.storage == storage and not c.refusal and not {c.sampler, c.writer} & left_out]
     chosen = spread(cells, every)
@@ -139,7 +139,7 @@ READING = ("Slice", "Queue", "Prompt", "Staleness")
 
 @pytest.mark.parametrize("name", [name for name in SAMPLERS if not any(word in name for word in READING)])
 @pytest.mark.parametrize("seed", range(3))
-def test_plain_rows_give_the_same_both_ways(name: str, seed: int) -> None:
+def test_plain_rows_give_the_same_both_ways(name, seed):
     """Dictionaries of tensors go through one native call where TensorDicts do not."""
 
     def make() -> ReplayBuffer:

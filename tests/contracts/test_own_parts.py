@@ -143,7 +143,7 @@ def drawn(slots: Tensor) -> list[int]:
     return rb.sample()["x"].tolist()  # type: ignore[no-any-return]
 
 
-def test_slots_of_own_samplers_may_have_any_form() -> None:
+def test_slots_of_own_samplers_may_have_any_form():
     assert drawn(torch.tensor([3, 1], dtype=torch.int32)) == [3, 1]
     assert drawn(torch.tensor([3, 0, 1, 0])[::2]) == [3, 1]
     with pytest.raises(KindError):
@@ -180,16 +180,14 @@ def picks(slots: list[int], rows: Tensor) -> Picks:
         (picks([0, 1], torch.tensor([0, 1], device="meta")), KindError, "slots must have values"),
     ],
 )
-def test_placements_of_own_writers_are_checked_before_rows_are_read(
-    placement: Placement, error: Any, words: str
-) -> None:
+def test_placements_of_own_writers_are_checked_before_rows_are_read(placement, error, words):
     rb = ReplayBuffer(storage=LazyTensorStorage(6), writer=Placing(placement))
     with pytest.raises(error, match=words):
         rb.extend({"x": torch.arange(2)})
     assert len(rb) == 0
 
 
-def test_picks_of_own_writers_may_have_any_form() -> None:
+def test_picks_of_own_writers_may_have_any_form():
     slots, rows = torch.tensor([1, 0], dtype=torch.int32), torch.tensor([0, 9, 1, 9])[::2]
     rb = ReplayBuffer(storage=LazyTensorStorage(6), writer=Placing(Picks(slots, rows, torch.tensor([1, 0]))))
     rb.extend({"x": torch.tensor([5, 6])})

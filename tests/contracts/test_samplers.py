@@ -39,7 +39,7 @@ class TestDropLast(SamplerContract):
         made: Sampler = DROP_LAST["SamplerWithoutReplacement, drop_last"]()
         return made
 
-    def test_batches_have_the_requested_size(self) -> None:
+    def test_batches_have_the_requested_size(self):
         sampler = self.make()
         view = self.rows(sampler, 7, 9)
         assert all(sampler.draw(view, 3, None).slots.shape == (3,) for _ in range(9))
@@ -49,7 +49,7 @@ class TestLeavingRows(SamplerContract):
     def make(self) -> Sampler:
         return ConsumingSampler(1000)
 
-    def test_an_epoch_has_each_row_once(self) -> None:
+    def test_an_epoch_has_each_row_once(self):
         sampler = ConsumingSampler(2)  # its epoch ends when all rows have left
         view = self.rows(sampler, 7, 9)
         drawn: list[int] = []
@@ -122,7 +122,7 @@ class _NotAlone(RandomSampler):
         (_Global, "test_one_seed_one_sequence"),
     ],
 )
-def test_the_contract_finds_the_bug(sampler: Any, law: str) -> None:
+def test_the_contract_finds_the_bug(sampler, law):
     (suite,) = suites(SamplerContract, {"broken": sampler}, __name__).values()
     with pytest.raises(AssertionError):
         getattr(suite(), law)()

@@ -136,7 +136,7 @@ class _Careless(LazyTensorStorage):
         return self.capacity
 
 
-def test_the_contract_finds_the_bug() -> None:
+def test_the_contract_finds_the_bug():
     (suite,) = suites(StorageContract, {"broken": _Careless}, __name__).values()
     with pytest.raises(AssertionError):
         suite().test_a_new_storage_is_empty()

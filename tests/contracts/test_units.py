@@ -23,7 +23,7 @@ UNITS = {
 globals().update(suites(UnitContract, UNITS, __name__))
 
 
-def test_the_contract_needs_a_unit() -> None:
+def test_the_contract_needs_a_unit():
     (suite,) = suites(UnitContract, {"none": lambda: None}, __name__).values()
     with pytest.raises(TypeError, match="must return a unit"):
         suite().test_slots_read_are_in_range()

@@ -66,7 +66,7 @@ class _Gap(RoundRobinWriter):
     ("writer", "law"),
     [(_NoWrap, "test_batches_of_any_size_are_placed"), (_Gap, "test_rows_fill_the_slots_without_gaps")],
 )
-def test_the_contract_finds_the_bug(writer: type[Writer], law: str) -> None:
+def test_the_contract_finds_the_bug(writer, law):
     (suite,) = suites(WriterContract, {"broken": writer}, __name__).values()
     with pytest.raises(AssertionError):
         getattr(suite(), law)()

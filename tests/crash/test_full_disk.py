@@ -92,21 +92,21 @@ EACH_SAVE = pytest.mark.parametrize("incremental", [pytest.param(False, marks=py
 
 
 @EACH_SAVE
-def test_a_limit_on_files_leaves_the_checkpoint_whole(incremental: bool, tmp_path: Path) -> None:
+def test_a_limit_on_files_leaves_the_checkpoint_whole(incremental, tmp_path):
     said = _stays_whole(tmp_path / "a", incremental, 1_000_000)
     assert "File too large" in said
     assert _needed(said) > 1_000_000
 
 
 @EACH_SAVE
-def test_a_full_disk_leaves_the_checkpoint_whole(incremental: bool, small_disk: Path) -> None:
+def test_a_full_disk_leaves_the_checkpoint_whole(incremental, small_disk):
     said = _stays_whole(small_disk / "a", incremental, 0)
     assert _needed(said) >= (FIRST_FILE if incremental else NEEDED)  # changes are counted file by file
     assert "free disk space" in said
 
 
 @pytest.mark.parametrize("incremental", [False, True])
-def test_a_disk_that_fills_meanwhile_leaves_the_checkpoint_whole(incremental: bool, small_disk: Path) -> None:
+def test_a_disk_that_fills_meanwhile_leaves_the_checkpoint_whole(incremental, small_disk):
     """How many bytes objects take is known when they are written: the disk is full in the middle."""
     folder = small_disk / "a"
     rb, again = (ReplayBuffer(storage=ListStorage(40), collate_fn=lambda rows: rows) for _ in range(2))

@@ -31,9 +31,7 @@ pytestmark = pytest.mark.skipif(os.name == "nt", reason="needs limits of POSIX")
 @pytest.mark.parametrize(
     ("count", "seed"), [(70, 11), pytest.param(MANY, 12, marks=[pytest.mark.slow, pytest.mark.timeout(900)])]
 )
-def test_no_mutation_does_harm(
-    manner: str, refused: float, incremental: bool, count: int, seed: int, tmp_path: Path
-) -> None:
+def test_no_mutation_does_harm(manner, refused, incremental, count, seed, tmp_path):
     """So many mutations in a process of its own."""
     if count < MANY and (manner == "damaged") == incremental:
         pytest.skip("each manner and each way of saving once")
@@ -114,7 +112,7 @@ def saved(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("what", HOSTILE)
-def test_hostile_manifests_with_fitting_checksums(what: str, saved: Path) -> None:
+def test_hostile_manifests_with_fitting_checksums(what, saved):
     change, message = HOSTILE[what]
     body = json.loads((saved / MANIFEST).read_bytes())["body"]
     change(body)
@@ -122,7 +120,7 @@ def test_hostile_manifests_with_fitting_checksums(what: str, saved: Path) -> Non
     _refused(saved, message)
 
 
-def test_keys_given_twice(saved: Path) -> None:
+def test_keys_given_twice(saved):
     """A reader that took the first and a checksum that took the last could be told different things."""
     text = (saved / MANIFEST).read_bytes()
     (saved / MANIFEST).write_bytes(text.replace(b'"rows_drawn":', b'"rows_drawn":0,"rows_drawn":', 1))

@@ -41,7 +41,7 @@ def quick_path() -> Iterator[Path]:
 @pytest.mark.parametrize(
     ("lives", "seed"), [(30, 1), pytest.param(650, 2, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
 )
-def test_what_was_acknowledged_survives_kills_and_power_cuts(lives: int, seed: int, quick_path: Path) -> None:
+def test_what_was_acknowledged_survives_kills_and_power_cuts(lives, seed, quick_path):
     """A life ends with one SIGKILL, or with four where a server has clients: more than 1,000 in 650 lives."""
     command = [sys.executable, "-W", "ignore", "-m", "tests.crash.groups", quick_path / "g", lives, seed]
     done = subprocess.run(list(map(str, command)), cwd=ROOT, capture_output=True, text=True, check=False)
@@ -75,7 +75,7 @@ def fill(path: Path) -> tuple[dict[int, str], str]:
 @pytest.mark.parametrize(
     ("count", "seed"), [(300, 1), pytest.param(100_000, 2, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])]
 )
-def test_damaged_segments_are_refused_or_cut(count: int, seed: int, quick_path: Path) -> None:
+def test_damaged_segments_are_refused_or_cut(count, seed, quick_path):
     path, rng = quick_path / f"damaged{count}", random.Random(seed)
     states, name = fill(path)
     files = {file.name: file.read_bytes() for file in path.glob("*.log")}
@@ -108,9 +108,7 @@ def test_damaged_segments_are_refused_or_cut(count: int, seed: int, quick_path: 
 
 
 @pytest.mark.parametrize("sync", ["always", "interval", "never"])
-def test_a_power_cut_loses_no_more_than_sync_allows(
-    sync: str, quick_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_power_cut_loses_no_more_than_sync_allows(sync, quick_path, monkeypatch):
     """The disk has what was synced; blocks written since are there or not, in any order."""
     rng, safe, states = random.Random(sync), dict[str, int](), dict[int, str]()
 

@@ -42,7 +42,7 @@ def saving(rb: Any, path: Path, incremental: bool, _report: object) -> None:
         ),
     ],
 )
-def test_a_killed_save_leaves_the_old_state_or_the_new(name: str, incremental: bool, tmp_path: Path) -> None:
+def test_a_killed_save_leaves_the_old_state_or_the_new(name, incremental, tmp_path):
     contract, path = registered(name), tmp_path / "a"
     rb = contract.fill()
     rb.dumps(path, incremental=incremental)
@@ -64,7 +64,7 @@ def test_a_killed_save_leaves_the_old_state_or_the_new(name: str, incremental: b
     assert not left, "what the killed ones left is gone"
 
 
-def test_a_killed_first_save_leaves_nothing_that_loads(tmp_path: Path) -> None:
+def test_a_killed_first_save_leaves_nothing_that_loads(tmp_path):
     contract = registered("PrioritizedSampler")
     rb, found = contract.fill(), contract.make(contract.capacity)
     for number in count():
@@ -119,7 +119,7 @@ def learn(path: Path, incremental: bool, say: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("incremental", [False, True])
-def test_a_learner_killed_at_any_moment_of_a_save_resumes_from_the_last_one(incremental: bool, tmp_path: Path) -> None:
+def test_a_learner_killed_at_any_moment_of_a_save_resumes_from_the_last_one(incremental, tmp_path):
     """40 processes, each killed by SIGKILL at a random moment of a random save."""
     rng, path, save_s, saved = random.Random(incremental), tmp_path / "rows", 0.02, 0
     for _ in range(40):

@@ -18,7 +18,7 @@ QUICK = {"prioritized slices", "mapped, ahead"}
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in BUFFERS]
 )
-def test_fifty_wraps_of_growing_episodes_take_no_memory(name: str) -> None:
+def test_fifty_wraps_of_growing_episodes_take_no_memory(name):
     """In a process of its own; one that hangs is ended and fails."""
     command = [sys.executable, "-W", "ignore", "-X", "faulthandler", "-m", "tests.crash.lives", name]
     done = subprocess.run(

@@ -79,7 +79,7 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @given(st.integers(0, 12), st.lists(st.lists(st.integers(0, 19), max_size=14), max_size=8))
 @example(2, [[0, 0, 1]])
-def test_rows_are_kept_within_the_budget(most: int, reads: list[list[int]]) -> None:
+def test_rows_are_kept_within_the_budget(most, reads):
     rows = np.arange(20 * 6, dtype=np.uint8).reshape(20, 2, 3)
     cache = RowCache(20, (2, 3), most * 6 + 3)
     for wanted in reads:
@@ -96,7 +96,7 @@ def test_rows_are_kept_within_the_budget(most: int, reads: list[list[int]]) -> N
     assert not cache.read(np.arange(20))[1].any()
 
 
-def test_the_rows_used_least_recently_leave() -> None:
+def test_the_rows_used_least_recently_leave():
     rows = np.zeros((100, 8), np.uint8)
     cache = RowCache(100, (8,), 10 * 8)
     hot = np.array([1, 2, 3])
@@ -119,8 +119,8 @@ def test_the_rows_used_least_recently_leave() -> None:
     ],
 )
 def test_frames_are_right_with_any_cache_and_decoded_once_where_all_are_kept(
-    written: Model, options: Any, once: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+    written, options, once, monkeypatch, tmp_path
+):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     jobs = decoded(monkeypatch)
     dataset = open_dataset(written.path, num_threads=2, **options)
@@ -168,7 +168,7 @@ print(peak / budget, sum(film.kept.nbytes for film in films) / budget)
 
 
 @pytest.mark.slow
-def test_memory_stays_within_the_budget(tmp_path: Path) -> None:
+def test_memory_stays_within_the_budget(tmp_path):
     run = subprocess.run(
         [sys.executable, "-c", MEMORY, str(tmp_path / "a.mp4")], capture_output=True, text=True, check=True, timeout=120
     )
@@ -190,7 +190,7 @@ def in_a_fork(work: Callable[[], bool]) -> bool:
 
 
 @pytest.mark.parametrize("kind", ["memory", "disk"])
-def test_copies_and_other_processes_share_the_rows(written: Model, kind: Any) -> None:
+def test_copies_and_other_processes_share_the_rows(written, kind):
     names = (TOP, "observation.state")
     check_processes(
         open_dataset(written.path, cache=kind, fields=list(names)), {name: written.columns[name] for name in names}
@@ -202,7 +202,7 @@ def test_copies_and_other_processes_share_the_rows(written: Model, kind: Any) ->
     assert agrees(dataset, written, np.arange(ROWS))
 
 
-def test_rows_on_disk_persist_for_one_process(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_on_disk_persist_for_one_process(model, tmp_path, monkeypatch):
     def opened(**options: Any) -> DatasetStorage:
         return open_dataset(model.path, cache="disk", cache_dir=tmp_path / "cache", **options)
 
@@ -237,7 +237,7 @@ def read_forever(path: Path, folder: Path, told: Any) -> None:
         dataset[torch.from_numpy(generator.integers(0, len(dataset), 3))]
 
 
-def test_a_killed_process_leaves_no_wrong_row(model: Model, tmp_path: Path) -> None:
+def test_a_killed_process_leaves_no_wrong_row(model, tmp_path):
     folder = tmp_path / "cache"
     heard, told = CONTEXT.Pipe(duplex=False)
     process = CONTEXT.Process(target=read_forever, args=(model.path, folder, told))
@@ -254,7 +254,7 @@ def test_a_killed_process_leaves_no_wrong_row(model: Model, tmp_path: Path) -> N
     assert agrees(dataset, model, np.arange(ROWS))
 
 
-def test_a_changed_dataset_and_other_directories_are_refused(model: Model, tmp_path: Path) -> None:
+def test_a_changed_dataset_and_other_directories_are_refused(model, tmp_path):
     video = next(model.path.rglob("*.mp4"))
     status = video.stat()
     for path in (model.path, model.path / "meta", model.path / "meta" / "info.json"):
@@ -270,7 +270,7 @@ def test_a_changed_dataset_and_other_directories_are_refused(model: Model, tmp_p
     assert [path.name for path in (tmp_path / "other").iterdir()] == ["thesis.txt"]
 
 
-def test_damaged_files_of_the_cache(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_files_of_the_cache(model, tmp_path, monkeypatch):
     folder = tmp_path / "cache"
 
     def fill() -> None:
@@ -299,9 +299,7 @@ def test_damaged_files_of_the_cache(model: Model, tmp_path: Path, monkeypatch: p
         fill()
 
 
-def test_too_little_memory_and_disk_are_said_at_once(
-    written: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_little_memory_and_disk_are_said_at_once(written, tmp_path, monkeypatch):
     psutil = pytest.importorskip("psutil")
     monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Memory", (), {"available": 1000}))
     not_opened(written.path, StorageMemoryError, r'cache="memory" needs \d+ bytes .* 1000 bytes', cache="memory")

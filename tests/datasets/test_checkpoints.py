@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,10 +28,6 @@ from ostinato import (
 from ostinato.errors import CheckpointError, DamagedFileError, KindError, SchemaError
 
 from .samples import not_opened
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 
 def steps(first: int, count: int, ends: set[int]) -> dict[str, Any]:
@@ -63,7 +59,7 @@ def check_order(dataset: DatasetStorage, rows: int, ends: set[int]) -> None:
         (lambda: LazyTensorStorage(10, codec={"observation": ZlibCodec()}), 14, False),
     ],
 )
-def test_rows_come_in_the_order_of_time(tmp_path: Path, storage: Callable[[], Any], rows: int, tracked: bool) -> None:
+def test_rows_come_in_the_order_of_time(tmp_path, storage, rows, tracked):
     random = np.random.default_rng(rows)
     ends = set(np.flatnonzero(random.random(rows) < 0.3).tolist())
     sampler = SliceSampler(slice_len=2, strict_length=False) if tracked else None
@@ -82,7 +78,7 @@ def test_rows_come_in_the_order_of_time(tmp_path: Path, storage: Callable[[], An
     check_order(open_dataset(tmp_path / "storage"), rows, ends)
 
 
-def test_environments_follow_each_other(tmp_path: Path) -> None:
+def test_environments_follow_each_other(tmp_path):
     rb = TensorDictReplayBuffer(storage=LazyTensorStorage(12, ndim=2), batch_size=4, dim_extend=0)
     for first in (0, 3):
         rows = torch.arange(first * 3, first * 3 + 9).reshape(3, 3)
@@ -94,7 +90,7 @@ def test_environments_follow_each_other(tmp_path: Path) -> None:
     assert sorted(pieces) == [[6 + env, 9 + env, 12 + env, 15 + env] for env in range(3)]
 
 
-def test_it_is_pickled_as_a_path_and_damage_is_named(tmp_path: Path) -> None:
+def test_it_is_pickled_as_a_path_and_damage_is_named(tmp_path):
     rb = ReplayBuffer(storage=LazyTensorStorage(4001), batch_size=4)
     rb.extend(steps(0, 3995, {1999}))
     rb.dumps(tmp_path / "saved")
@@ -114,7 +110,7 @@ def test_it_is_pickled_as_a_path_and_damage_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["deleted", "written again", "used up", "popped", "ranked", "edited"])
-def test_rows_that_left_the_buffer_are_left_out(tmp_path: Path, kind: str) -> None:
+def test_rows_that_left_the_buffer_are_left_out(tmp_path, kind):
     options: dict[str, Any] = {"used up": {"sampler": ConsumingSampler(1)}, "popped": {"sampler": StackSampler(1)}}
     options["ranked"] = {"writer": TensorDictMaxValueWriter(rank_key="row")}
     make = TensorDictReplayBuffer if kind == "ranked" else ReplayBuffer
@@ -144,7 +140,7 @@ def test_rows_that_left_the_buffer_are_left_out(tmp_path: Path, kind: str) -> No
         assert "have left the buffer" in dataset.assumptions[0]
 
 
-def test_buffers_without_flags_or_rows(tmp_path: Path) -> None:
+def test_buffers_without_flags_or_rows(tmp_path):
     listed = ReplayBuffer(storage=ListStorage(10))
     listed.extend([1, 2, 3])
     listed.dumps(tmp_path / "listed")
@@ -171,7 +167,7 @@ def test_buffers_without_flags_or_rows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rows", [6, 14])
-def test_torchrl_checkpoints(tmp_path: Path, rows: int) -> None:
+def test_torchrl_checkpoints(tmp_path, rows):
     torchrl = pytest.importorskip("torchrl.data")
     rb = torchrl.TensorDictReplayBuffer(storage=torchrl.LazyTensorStorage(10), batch_size=4)
     ends = {3, 7, 12}

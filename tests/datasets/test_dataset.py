@@ -138,7 +138,7 @@ def buffers(name: str, kind: str, seed: int = 0) -> tuple[ReplayBuffer, ReplayBu
 
 @pytest.mark.filterwarnings("ignore::ostinato.errors.EpisodesWarning")  # next observations are random
 @pytest.mark.parametrize("name", PARTS)
-def test_a_dataset_is_sampled_as_the_same_rows_in_memory_and_resumes_exactly(name: str, tmp_path: Path) -> None:
+def test_a_dataset_is_sampled_as_the_same_rows_in_memory_and_resumes_exactly(name, tmp_path):
     opened, known = buffers(name, "mixed")
     for _ in range(3):
         found, info = opened.sample(return_info=True)
@@ -161,7 +161,7 @@ def test_a_dataset_is_sampled_as_the_same_rows_in_memory_and_resumes_exactly(nam
         same(opened.sample(), expected)
 
 
-def test_episodes_are_chosen_and_ordered() -> None:
+def test_episodes_are_chosen_and_ordered():
     data = rows_of()
     dataset = open_dataset(data, episodes=[3, 0], episode_ends=np.cumsum(LENGTHS))
     assert dataset["observation"].tolist() == data["observation"][[*range(20, 50), *range(7)]].tolist()
@@ -178,7 +178,7 @@ def test_episodes_are_chosen_and_ordered() -> None:
     assert (rb.sample()["lap"].reshape(-1, 10)[:, -1]).all()
 
 
-def test_fields_are_chosen_and_renamed() -> None:
+def test_fields_are_chosen_and_renamed():
     data = rows_of()
     kept = open_dataset(data, fields=["action", "next"])
     assert set(kept.schema.paths) == {path for path in flat(data) if path[0] in {"action", "next"}}
@@ -190,7 +190,7 @@ def test_fields_are_chosen_and_renamed() -> None:
         not_opened(data, OptionError, "fields", fields=fields)
 
 
-def test_a_dataset_is_read_only_and_says_what_it_holds() -> None:
+def test_a_dataset_is_read_only_and_says_what_it_holds():
     dataset = open_dataset(rows_of())
     assert repr(dataset).startswith("DatasetStorage(arrays, rows=100, episodes=6, fields=['observation'")
     assert dataset.schema.leaves[0] == Leaf(("observation",), torch.float32, (3,))
@@ -209,7 +209,7 @@ def test_a_dataset_is_read_only_and_says_what_it_holds() -> None:
     assert len(rb) == ROWS
 
 
-def test_rows_are_tensordicts_if_asked_for() -> None:
+def test_rows_are_tensordicts_if_asked_for():
     dataset = open_dataset(rows_of(), tensordict=True)
     rb = TensorDictReplayBuffer(storage=dataset, batch_size=6, sampler=PrioritizedSampler(ROWS, 0.6, 0.4))
     batch = rb.sample()
@@ -220,7 +220,7 @@ def test_rows_are_tensordicts_if_asked_for() -> None:
     assert dataset[3]["next"]["reward"] == 3
 
 
-def test_ends_are_found_in_mappings_or_said_to_be_missing() -> None:
+def test_ends_are_found_in_mappings_or_said_to_be_missing():
     values = {"a": np.arange(10)}
     for source in (
         {**values, "episode_ends": np.array([4, 10])},
@@ -245,7 +245,7 @@ def test_ends_are_found_in_mappings_or_said_to_be_missing() -> None:
         not_opened(values, OptionError, next(iter(option)), episode_ends=[10], **option)
 
 
-def test_a_block_above_the_budget_takes_the_place_of_no_other() -> None:
+def test_a_block_above_the_budget_takes_the_place_of_no_other():
     cache = BlockCache(100)
     for key, rows in (("small", 10), ("large", 1000)):
         assert len(cache.get(key, lambda rows=rows: torch.arange(rows))) == rows  # type: ignore[misc]
@@ -254,7 +254,7 @@ def test_a_block_above_the_budget_takes_the_place_of_no_other() -> None:
     assert cache.nbytes == 80
 
 
-def test_a_package_adds_a_format_by_an_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_adds_a_format_by_an_entry_point(tmp_path, monkeypatch):
     text = (Path(__file__).parents[2] / "docs/datasets.md").read_text()
     module = re.findall(r"```python\n(.*?)```", text[text.index("## Add a format") :], flags=re.DOTALL)[0]
     assert module.count("\n") <= 120

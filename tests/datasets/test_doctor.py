@@ -27,7 +27,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "doctor.md"
 
 
 @pytest.mark.parametrize("name", CLEAN)
-def test_clean_datasets_raise_no_alarm(name: str, tmp_path: Path) -> None:
+def test_clean_datasets_raise_no_alarm(name, tmp_path):
     path = CLEAN[name](tmp_path / "data")
     report = examine(path, full=True)
     assert report.ok
@@ -37,7 +37,7 @@ def test_clean_datasets_raise_no_alarm(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_planted_faults_are_found(name: str, tmp_path: Path) -> None:
+def test_planted_faults_are_found(name, tmp_path):
     fault = FAULTS[name]
     report = examine(fault.write(tmp_path / "data"))
     found = [f for f in report.findings if f.check == fault.check and f.severity == fault.severity]
@@ -47,13 +47,13 @@ def test_planted_faults_are_found(name: str, tmp_path: Path) -> None:
     assert alarms <= {fault.check, *fault.consequences}, str(report)
 
 
-def test_every_check_has_a_planted_fault_and_a_row_in_the_documentation() -> None:
+def test_every_check_has_a_planted_fault_and_a_row_in_the_documentation():
     documented = set(re.findall(r"^\| `([a-z-]+)` \|", DOCS.read_text(), flags=re.MULTILINE))
     assert documented == set(CHECKS)
     assert {fault.check for fault in FAULTS.values()} == set(CHECKS)
 
 
-def test_a_report_is_printed_and_written_as_json(tmp_path: Path) -> None:
+def test_a_report_is_printed_and_written_as_json(tmp_path):
     report = examine(FAULTS["an_action_jumps"].write(tmp_path / "data"))
     assert report.ok
     assert report.counts["warning"] == 1
@@ -73,7 +73,7 @@ def test_a_report_is_printed_and_written_as_json(tmp_path: Path) -> None:
     assert "30 more of value-nan" in str(report)
 
 
-def test_what_datasets_hold_decides_what_is_said(tmp_path: Path) -> None:
+def test_what_datasets_hold_decides_what_is_said(tmp_path):
     export({"action": np.random.default_rng(0).normal(size=(20, 2)), "episode_ends": [20]}, tmp_path / "data", fps=10)
     notes = {(finding.check, finding.severity) for finding in examine(tmp_path / "data").findings}
     assert ("task-text", "note") in notes, "one task without text"
@@ -96,7 +96,7 @@ def test_what_datasets_hold_decides_what_is_said(tmp_path: Path) -> None:
     assert [(f.episode, "24,000,000,000 bytes" in f.message) for f in found] == [(1, True)], "it is not read"
 
 
-def test_what_is_no_dataset_raises(tmp_path: Path) -> None:
+def test_what_is_no_dataset_raises(tmp_path):
     with pytest.raises(KindError):
         examine([])  # type: ignore[arg-type]
     with pytest.raises(CheckpointNotFoundError):
@@ -107,7 +107,7 @@ def test_what_is_no_dataset_raises(tmp_path: Path) -> None:
             examine(path)
 
 
-def test_a_dataset_is_found_by_each_path_that_opens_it(tmp_path: Path) -> None:
+def test_a_dataset_is_found_by_each_path_that_opens_it(tmp_path):
     arm_path, grid = builders.lerobot_v3(tmp_path / "arm").path, builders.minari_dataset(tmp_path / "grid").path
     for path in (arm_path / "meta", arm_path / "meta/info.json", grid / "data", grid / "data/main_data.hdf5"):
         report = examine(path)
@@ -115,7 +115,7 @@ def test_a_dataset_is_found_by_each_path_that_opens_it(tmp_path: Path) -> None:
         assert run_here("inspect", path).returncode == 0
 
 
-def test_the_command_prints_findings_and_sets_the_exit_status(tmp_path: Path) -> None:
+def test_the_command_prints_findings_and_sets_the_exit_status(tmp_path):
     clean = CLEAN["v3-two-cameras"](tmp_path / "clean")
     broken = FAULTS["a_table_is_cut"].write(tmp_path / "broken")
     odd = FAULTS["an_action_jumps"].write(tmp_path / "odd")
@@ -133,7 +133,7 @@ def test_the_command_prints_findings_and_sets_the_exit_status(tmp_path: Path) ->
     assert answer("doctor", odd)["counts"]["warning"] == 1
 
 
-def test_the_command_draws_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_draws_a_page(tmp_path, monkeypatch):
     drawn = pytest.importorskip("matplotlib.figure").Figure
     path = CLEAN["v3-two-cameras"](tmp_path / "small")
     target = tmp_path / "page.png"
@@ -161,7 +161,7 @@ def test_the_command_draws_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("name", ["v3-two-cameras", "minari", "minari-arrow", "d4rl", "zarr-2"])
-def test_files_with_random_damage_never_raise(name: str, tmp_path: Path) -> None:
+def test_files_with_random_damage_never_raise(name, tmp_path):
     clean = CLEAN[name](tmp_path / "clean")
     generator = random.Random(name)
     for trial in range(5):

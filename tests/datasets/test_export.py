@@ -86,7 +86,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
-def test_files_and_statistics_of_lerobot(exported: Path, tmp_path: Path) -> None:
+def test_files_and_statistics_of_lerobot(exported, tmp_path):
     """The doctor compares lengths, places, times, tasks and statistics with the rows and pictures."""
     assert [str(found) for found in examine(exported, full=True).findings if found.severity != "note"] == []
     info = json.loads((exported / "meta/info.json").read_text())
@@ -108,7 +108,7 @@ def test_files_and_statistics_of_lerobot(exported: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("codec", "size"), [("h264", (31, 45)), ("av1", (64, 64))])
-def test_other_videos_have_the_right_frame_at_each_row(tmp_path: Path, codec: str, size: tuple[int, int]) -> None:
+def test_other_videos_have_the_right_frame_at_each_row(tmp_path, codec, size):
     """SVT-AV1 makes the thread that opens it a real-time one, where it may: that is undone."""
     before = os.sched_getscheduler(0)
     parts = episodes(size=size)
@@ -132,7 +132,7 @@ def test_other_videos_have_the_right_frame_at_each_row(tmp_path: Path, codec: st
         ({"task_key": "goal"}, [n % 2 for length in LENGTHS for n in range(length)]),
     ],
 )
-def test_tasks_are_chosen_and_png_images_are_bit_exact(tmp_path: Path, options: Any, tasks: list[int]) -> None:
+def test_tasks_are_chosen_and_png_images_are_bit_exact(tmp_path, options, tasks):
     parts = episodes()
     channels_last = "task" in options
     for part in parts:
@@ -148,7 +148,7 @@ def test_tasks_are_chosen_and_png_images_are_bit_exact(tmp_path: Path, options: 
     assert np.array_equal(found, given if channels_last else given.transpose(0, 2, 3, 1))
 
 
-def test_trajectories_and_mappings_are_written(tmp_path: Path) -> None:
+def test_trajectories_and_mappings_are_written(tmp_path):
     with TrajectoryReplayBuffer(seed=0, auto_save=False) as rb:
         values = torch.arange(12.0).reshape(6, 2, 1)
         rb.add_trajectories([Trajectory(actions=values, rewards=values, curr_obs={"state": values})])
@@ -183,7 +183,7 @@ OPTIONS: list[Any] = [
 ]
 
 
-def test_wrong_options_are_named(tmp_path: Path) -> None:
+def test_wrong_options_are_named(tmp_path):
     for format_name, options in OPTIONS:
         name = list(options)[-1] if options else "format"
         refused(tmp_path / "out", transitions(), OptionError, name, format=format_name, **options)
@@ -211,7 +211,7 @@ def test_wrong_options_are_named(tmp_path: Path) -> None:
         *(("d4rl", {name: torch.float32}, "have no '/'") for name in ("a/b", "..")),
     ],
 )
-def test_rows_that_a_format_cannot_hold(tmp_path: Path, format_name: str, change: dict[str, Any], text: str) -> None:
+def test_rows_that_a_format_cannot_hold(tmp_path, format_name, change, text):
     parts = transitions((7,) if format_name != "lerobot" else (5, 3, 7), nested=False)
     for part in parts:
         for name, value in change.items():
@@ -224,7 +224,7 @@ def test_rows_that_a_format_cannot_hold(tmp_path: Path, format_name: str, change
     refused(tmp_path / "out", parts, SchemaError, text, **options)
 
 
-def test_sources_without_rows_are_refused(tmp_path: Path) -> None:
+def test_sources_without_rows_are_refused(tmp_path):
     empty = ReplayBuffer(storage=LazyTensorStorage(10))
     different = [{"a": torch.zeros(2)}, {"b": torch.zeros(2)}]
     for source in ([], [3], [{"action": torch.zeros(0, 1)}], different, 4, empty):
@@ -234,7 +234,7 @@ def test_sources_without_rows_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not OFFICIAL.exists(), reason="needs the official lerobot in build/lerobot")
-def test_the_official_reader_finds_what_was_written(tmp_path: Path) -> None:
+def test_the_official_reader_finds_what_was_written(tmp_path):
     parts = episodes()
     export(parts, tmp_path / "out", fps=10, data_file_mb=0.0005, images="png")
     torch.save(parts, tmp_path / "parts.pt")
@@ -270,7 +270,7 @@ def export_forever(target: Path, told: Any) -> None:
     export(parts, target, fps=10, progress=lambda done, _: told.send(done), overwrite=True)
 
 
-def test_an_export_that_fails_or_is_killed_leaves_what_was_there(tmp_path: Path) -> None:
+def test_an_export_that_fails_or_is_killed_leaves_what_was_there(tmp_path):
     target = tmp_path / "out"
     parts = [*episodes(), {**episodes((3,))[0], "action": torch.zeros(3, 7)}]
     for names in ([], ["out"]):
@@ -291,7 +291,7 @@ def test_an_export_that_fails_or_is_killed_leaves_what_was_there(tmp_path: Path)
     assert [file.name for file in tmp_path.iterdir()] == ["out"]
 
 
-def test_lerobot_is_read_back_and_written_again_bit_by_bit(tmp_path: Path, exported: Path) -> None:
+def test_lerobot_is_read_back_and_written_again_bit_by_bit(tmp_path, exported):
     dataset = open_dataset(exported)
     assert dataset.episode_lengths.tolist() == list(LENGTHS)
     assert dataset["task"] == [text for part in episodes() for text in part["task"]]
@@ -345,7 +345,7 @@ def check_round_trip(path: Path, parts: list[dict[str, Any]]) -> None:
     check_rows(dataset, columns, [len(part["action"]) for part in parts])
 
 
-def test_minari_is_read_back_bit_by_bit(tmp_path: Path) -> None:
+def test_minari_is_read_back_bit_by_bit(tmp_path):
     import minari
 
     parts = transitions()
@@ -362,7 +362,7 @@ def test_minari_is_read_back_bit_by_bit(tmp_path: Path) -> None:
         assert np.array_equal(episode.truncations, part["next"]["truncated"])
 
 
-def test_minari_holds_each_observation_once_and_says_what_it_assumes(tmp_path: Path) -> None:
+def test_minari_holds_each_observation_once_and_says_what_it_assumes(tmp_path):
     parts = transitions(nested=False)
     parts[1]["next"]["observation"] = parts[1]["next"]["observation"].copy()
     parts[1]["next"]["observation"][1, 2] += 1
@@ -382,7 +382,7 @@ def test_minari_holds_each_observation_once_and_says_what_it_assumes(tmp_path: P
 
 
 @pytest.mark.parametrize("compression", ["none", "gzip"])
-def test_hdf5_is_read_back_bit_by_bit(tmp_path: Path, compression: str) -> None:
+def test_hdf5_is_read_back_bit_by_bit(tmp_path, compression):
     import h5py
 
     parts = transitions(nested=False)

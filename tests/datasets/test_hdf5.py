@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,10 +21,6 @@ from ostinato.errors import DamagedFileError, KindError, OptionError, UsageError
 
 from .builders import Model, d4rl_hdf5, last_rows, robomimic_hdf5
 from .samples import by_path, check_processes, check_rows, flat, not_opened
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 
 def kept(model: Model, *, following: bool) -> tuple[dict[Any, Any], list[int]]:
@@ -59,9 +55,7 @@ def kept(model: Model, *, following: bool) -> tuple[dict[Any, Any], list[int]]:
         ((1,), True, True),
     ],
 )
-def test_d4rl_rows_are_those_of_the_file(
-    tmp_path: Path, lengths: Sequence[int], following: bool, timeouts: bool
-) -> None:
+def test_d4rl_rows_are_those_of_the_file(tmp_path, lengths, following, timeouts):
     terminated = [0] if len(lengths) < 3 else [0, 2]
     model = d4rl_hdf5(
         tmp_path / "a.hdf5", lengths=lengths, terminated=terminated, next_observations=following, timeouts=timeouts
@@ -79,7 +73,7 @@ def test_d4rl_rows_are_those_of_the_file(
     check_processes(open_dataset(model.path, max_bytes=100), columns)
 
 
-def test_d4rl_ends_that_no_flag_tells(tmp_path: Path) -> None:
+def test_d4rl_ends_that_no_flag_tells(tmp_path):
     model = d4rl_hdf5(tmp_path / "a.hdf5", lengths=(5, 3, 5, 5, 2), terminated=(1, 4), timeouts=False)
     dataset = open_dataset(model.path, max_episode_steps=5)
     assert dataset.episode_lengths.tolist() == [4, 3, 4, 4, 2]
@@ -99,7 +93,7 @@ def test_d4rl_ends_that_no_flag_tells(tmp_path: Path) -> None:
     not_opened({"a": torch.zeros(3)}, OptionError, "mapping of arrays", episode_ends=[3], max_episode_steps=3)
 
 
-def test_other_arrays_are_kept_or_named(tmp_path: Path) -> None:
+def test_other_arrays_are_kept_or_named(tmp_path):
     model = d4rl_hdf5(tmp_path / "a.hdf5", next_observations=True)
     with h5py.File(model.path, "a") as file:
         file["qpos"] = np.arange(18)[:, None]
@@ -121,7 +115,7 @@ def test_other_arrays_are_kept_or_named(tmp_path: Path) -> None:
     assert [line.split()[0] for line in dataset.assumptions[:2]] == ["late", "source"]
 
 
-def test_hdf5_objects_are_opened(tmp_path: Path) -> None:
+def test_hdf5_objects_are_opened(tmp_path):
     model = d4rl_hdf5(tmp_path / "a.hdf5", next_observations=True)
     with h5py.File(model.path) as file:
         dataset = open_dataset(file)
@@ -175,7 +169,7 @@ def test_hdf5_objects_are_opened(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_damaged_files_are_named(make: Any, inside: str, table: list[tuple[str, Any, str]], tmp_path: Path) -> None:
+def test_damaged_files_are_named(make, inside, table, tmp_path):
     """Each array that is missing (None) or has other values is an error with words that name it."""
     path = make(tmp_path / "a.hdf5").path
     content = path.read_bytes()
@@ -195,7 +189,7 @@ def test_damaged_files_are_named(make: Any, inside: str, table: list[tuple[str, 
         open_dataset(path)[6]
 
 
-def test_files_that_were_cut_short_or_changed_are_named(tmp_path: Path) -> None:
+def test_files_that_were_cut_short_or_changed_are_named(tmp_path):
     model = d4rl_hdf5(tmp_path / "a.hdf5", lengths=(600,), next_observations=True)
     content = model.path.read_bytes()
     with h5py.File(model.path) as file:
@@ -211,7 +205,7 @@ def test_files_that_were_cut_short_or_changed_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["plain", "user block", "chunks", "external"])
-def test_rows_are_read_at_their_places_or_in_blocks(tmp_path: Path, how: str) -> None:
+def test_rows_are_read_at_their_places_or_in_blocks(tmp_path, how):
     lengths = [40, 9, 25]
     values = np.random.default_rng(0).standard_normal((sum(lengths), 3, 2))
     path = tmp_path / "a.hdf5"
@@ -241,7 +235,7 @@ ELEVEN = (3, 1, 2, 4, 1, 2, 3, 5, 2, 1, 4, 6)
 
 
 @pytest.mark.parametrize(("following", "cameras"), [(True, {}), (False, {"front": (12, 16)})])
-def test_robomimic_rows_are_those_of_the_file(tmp_path: Path, following: bool, cameras: Any) -> None:
+def test_robomimic_rows_are_those_of_the_file(tmp_path, following, cameras):
     model = robomimic_hdf5(tmp_path / "a.hdf5", lengths=ELEVEN, next_observations=following, cameras=cameras)
     columns, counts = kept(model, following=following)
     dataset = open_dataset(model.path)
@@ -254,7 +248,7 @@ def test_robomimic_rows_are_those_of_the_file(tmp_path: Path, following: bool, c
     assert dataset.assumptions[0].startswith("dones are read as terminations")
 
 
-def test_robomimic_filter_keys_choose_demonstrations(tmp_path: Path) -> None:
+def test_robomimic_filter_keys_choose_demonstrations(tmp_path):
     model = robomimic_hdf5(tmp_path / "a.hdf5", lengths=ELEVEN)
     train = open_dataset(model.path, filter_key="train")
     rows = slice(ELEVEN[0], None)
@@ -271,7 +265,7 @@ def test_robomimic_filter_keys_choose_demonstrations(tmp_path: Path) -> None:
     not_opened(model.path, DamagedFileError, "mask/train: it names demo_4, which is missing", filter_key="train")
 
 
-def test_robomimic_demonstrations_that_are_not_done_were_cut_off(tmp_path: Path) -> None:
+def test_robomimic_demonstrations_that_are_not_done_were_cut_off(tmp_path):
     model = robomimic_hdf5(tmp_path / "a.hdf5", lengths=(4, 3, 5), next_observations=False)
     with h5py.File(model.path, "a") as file:
         file["data/demo_1/dones"][-1] = 0

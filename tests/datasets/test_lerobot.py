@@ -81,7 +81,7 @@ def copied(model: Model, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("max_bytes", [1 << 30, 1])
-def test_every_field_of_every_row(whole: Model, max_bytes: int) -> None:
+def test_every_field_of_every_row(whole, max_bytes):
     dataset = open_dataset(whole.path, max_bytes=max_bytes)
     check_rows(dataset, whole.columns, whole.lengths)
     assert {path[0] for path in dataset.schema.paths} == {*whole.columns, "task"}
@@ -105,7 +105,7 @@ def test_every_field_of_every_row(whole: Model, max_bytes: int) -> None:
     assert "terminated from truncated" in dataset.assumptions[0]
 
 
-def test_threads_and_other_processes_read_the_same_rows(whole: Model) -> None:
+def test_threads_and_other_processes_read_the_same_rows(whole):
     columns = {name: whole.columns[name] for name in ("action", TOP, DEPTH, "timestamp")}
     dataset = open_dataset(whole.path, fields=list(columns), max_bytes=20_000)
     check_processes(dataset, columns)
@@ -122,7 +122,7 @@ def test_threads_and_other_processes_read_the_same_rows(whole: Model) -> None:
         (3, {"episodes_per_file": 2, "fixed_lists": False, "files_per_chunk": 1, "tasks": 1}),
     ],
 )
-def test_any_layout_of_files_and_row_groups(tmp_path: Path, group: int | None, layout: dict[str, Any]) -> None:
+def test_any_layout_of_files_and_row_groups(tmp_path, group, layout):
     model = lerobot_v3(
         tmp_path / "data", lengths=(4, 3, 1, 5), features=KINDS, cameras=CAMERAS, images={DEPTH: (16, 24)}, **layout
     )
@@ -132,9 +132,7 @@ def test_any_layout_of_files_and_row_groups(tmp_path: Path, group: int | None, l
 
 
 @pytest.mark.parametrize("max_bytes", [4000, 1 << 30])
-def test_the_columns_of_an_episode_are_read_together(
-    small: Model, monkeypatch: pytest.MonkeyPatch, max_bytes: int
-) -> None:
+def test_the_columns_of_an_episode_are_read_together(small, monkeypatch, max_bytes):
     reads: list[list[str]] = []
     read = pq.ParquetFile.read_row_group
 
@@ -150,7 +148,7 @@ def test_the_columns_of_an_episode_are_read_together(
     assert len(reads) == len(small.lengths)
 
 
-def test_only_files_of_the_rows_are_read(whole: Model, tmp_path: Path) -> None:
+def test_only_files_of_the_rows_are_read(whole, tmp_path):
     path = copied(whole, tmp_path)
     shutil.rmtree(path / "videos")
     for table in sorted((path / "data").rglob("*.parquet"))[1:]:
@@ -164,7 +162,7 @@ def test_only_files_of_the_rows_are_read(whole: Model, tmp_path: Path) -> None:
 # -- what is known of a dataset --------------------------------------------------------------------------------------
 
 
-def test_version_2_0_and_missing_episodes(tmp_path: Path) -> None:
+def test_version_2_0_and_missing_episodes(tmp_path):
     model = lerobot_v21(tmp_path / "data", lengths=(4, 3, 5))
     edit_info(model.path, codebase_version="v2.0", total_episodes=2, total_frames=9)
     (model.path / "meta/episodes_stats.jsonl").unlink()
@@ -183,7 +181,7 @@ def test_version_2_0_and_missing_episodes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [pa.large_string(), pa.dictionary(pa.int8(), pa.string())])
-def test_features_of_text_and_of_other_kinds(tmp_path: Path, kind: pa.DataType) -> None:
+def test_features_of_text_and_of_other_kinds(tmp_path, kind):
     model = lerobot_v3(tmp_path / "data", lengths=(4, 3, 5), features={**STATE, "done": ("bool", (1,))})
     del model.columns["done"]
     features = json.loads((model.path / "meta/info.json").read_text())["features"]
@@ -219,7 +217,7 @@ def edit_info(path: Path, **entries: Any) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), **entries}))
 
 
-def test_wrong_entries_of_the_info_are_named(small: Model, tmp_path: Path) -> None:
+def test_wrong_entries_of_the_info_are_named(small, tmp_path):
     path = copied(small, tmp_path)
     content = (path / "meta/info.json").read_text()
     table: list[Any] = [
@@ -249,7 +247,7 @@ def test_wrong_entries_of_the_info_are_named(small: Model, tmp_path: Path) -> No
     not_opened(path, DamagedFileError, r"tasks.*line 1: task_index must be an integer of at least 0 and below")
 
 
-def test_metadata_cut_short_is_named(small: Model, tmp_path: Path) -> None:
+def test_metadata_cut_short_is_named(small, tmp_path):
     for number, file in enumerate(sorted((small.path / "meta").rglob("*.*"))):
         path = copied(small, tmp_path / str(number))
         other = path / file.relative_to(small.path)
@@ -269,7 +267,7 @@ def in_episodes(path: Path, name: str, values: dict[int, Any]) -> None:
     )
 
 
-def test_episodes_in_another_order_are_sorted(small: Model, tmp_path: Path) -> None:
+def test_episodes_in_another_order_are_sorted(small, tmp_path):
     path = copied(small, tmp_path)
     if (path / "meta/episodes").is_dir():
         rewrite(path / "meta/episodes/chunk-000/file-000.parquet", lambda table: table.take([2, 0, 3, 1]))
@@ -279,7 +277,7 @@ def test_episodes_in_another_order_are_sorted(small: Model, tmp_path: Path) -> N
     check_rows(open_dataset(path), small.columns, small.lengths)
 
 
-def test_wrong_episodes_of_version_3(tmp_path: Path) -> None:
+def test_wrong_episodes_of_version_3(tmp_path):
     model = lerobot_v3(tmp_path / "data", lengths=(4, 3, 5, 2), episodes_per_file=1)
     path = model.path / "meta/episodes/chunk-000/file-000.parquet"
     content = path.read_bytes()
@@ -303,7 +301,7 @@ def test_wrong_episodes_of_version_3(tmp_path: Path) -> None:
         dataset[3]
 
 
-def test_wrong_lines_of_version_2_1(tmp_path: Path) -> None:
+def test_wrong_lines_of_version_2_1(tmp_path):
     model = lerobot_v21(tmp_path / "data", lengths=(4, 3))
     file = model.path / "meta/episodes.jsonl"
     first, second = file.read_text().splitlines()
@@ -336,7 +334,7 @@ def stored_as(name: str, values: Callable[[pa.Table], Any]) -> Callable[[pa.Tabl
     return lambda table: table.set_column(table.column_names.index(name), name, values(table))
 
 
-def test_wrong_tables_are_named(small: Model, tmp_path: Path) -> None:
+def test_wrong_tables_are_named(small, tmp_path):
     path = copied(small, tmp_path)
     first, last = min((path / "data").rglob("*.parquet")), max((path / "data").rglob("*.parquet"))
     content = first.read_bytes()
@@ -379,7 +377,7 @@ def test_wrong_tables_are_named(small: Model, tmp_path: Path) -> None:
     assert dataset[0]["index"] == 0
 
 
-def test_numbers_may_be_stored_in_wider_types(tmp_path: Path) -> None:
+def test_numbers_may_be_stored_in_wider_types(tmp_path):
     model = lerobot_v21(tmp_path / "data", lengths=(4, 3), features={**STATE, "step": ("uint8", (1,))})
     wide = {"action": pa.list_(pa.float64()), "task_index": pa.int32(), "timestamp": pa.float64()}
     for path in tables_of(model):
@@ -391,7 +389,7 @@ def test_numbers_may_be_stored_in_wider_types(tmp_path: Path) -> None:
         open_dataset(model.path)[4]
 
 
-def test_damaged_pictures_are_named(tmp_path: Path) -> None:
+def test_damaged_pictures_are_named(tmp_path):
     model = lerobot_v3(tmp_path / "data", images={DEPTH: (16, 24)})
     path = tables_of(model)[0]
     for value, message in (
@@ -409,7 +407,7 @@ def test_damaged_pictures_are_named(tmp_path: Path) -> None:
         open_dataset(model.path)[4]
 
 
-def test_frames_are_found_by_the_times_of_their_rows(tmp_path: Path) -> None:
+def test_frames_are_found_by_the_times_of_their_rows(tmp_path):
     model = lerobot_v3(tmp_path / "data", lengths=(6, 5), cameras={TOP: (32, 48)})
     begin, late = f"videos/{TOP}/from_timestamp", 9000.0
     in_episodes(model.path, begin, {1: 60.0})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,10 +23,6 @@ from ostinato import (
 from ostinato.errors import CapacityError, OptionError, OstinatoError, SchemaError, UsageError
 
 from .builders import last_rows
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 
 def mapping(lengths: list[int], *, flags: str = "", seed: int = 0) -> dict[str, Any]:
@@ -49,7 +45,7 @@ def buffer(**options: Any) -> ReplayBuffer:
 
 
 @pytest.mark.parametrize("seed", range(9))
-def test_any_selection_in_any_chunks_gets_flags_where_it_cuts(seed: int) -> None:
+def test_any_selection_in_any_chunks_gets_flags_where_it_cuts(seed):
     random = np.random.default_rng(seed)
     lengths = random.integers(1, 9, random.integers(2, 9)).tolist()
     flags = ["", "next", "terminated"][seed % 3]
@@ -85,7 +81,7 @@ def test_any_selection_in_any_chunks_gets_flags_where_it_cuts(seed: int) -> None
     assert bool(spans.closed.all())
 
 
-def test_values_are_cast_to_the_rows_stored_and_flags_may_not_be_missing() -> None:
+def test_values_are_cast_to_the_rows_stored_and_flags_may_not_be_missing():
     rb = buffer()
     rb.extend({"x": torch.zeros(2), "done": torch.ones(2, dtype=torch.bool)})
     rb.load_dataset({"x": np.array([1.5, 2.5]), "episode_ends": [2]})
@@ -101,7 +97,7 @@ def test_values_are_cast_to_the_rows_stored_and_flags_may_not_be_missing() -> No
 
 
 @pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])
-def test_more_rows_than_fit(storage: Callable[[int], Any]) -> None:
+def test_more_rows_than_fit(storage):
     rb = buffer(storage=storage(8))
     with pytest.raises(CapacityError):
         rb.load_dataset(mapping([4, 5]))
@@ -110,7 +106,7 @@ def test_more_rows_than_fit(storage: Callable[[int], Any]) -> None:
     assert sorted(int(rb[i]["row"]) for i in range(8)) == list(range(1, 9))
 
 
-def test_buffers_that_cannot_be_written_or_go_on_wrongly() -> None:
+def test_buffers_that_cannot_be_written_or_go_on_wrongly():
     data = {"row": np.arange(6), "episode": np.array([0, 0, 0, 1, 1, 1]), "episode_ends": [3, 6]}
     for rb, words in (
         (ReplayBuffer(storage=open_dataset(data)), "read-only, its storage is DatasetStorage"),
@@ -135,7 +131,7 @@ def test_buffers_that_cannot_be_written_or_go_on_wrongly() -> None:
     assert rb.load_dataset(data, fields=["row"]) == 6
 
 
-def test_wrong_options_and_sources() -> None:
+def test_wrong_options_and_sources():
     rb = buffer()
     wrong: list[Any] = [
         *(("rows", value) for value in ([3, 2], [], 3)),
@@ -155,7 +151,7 @@ def test_wrong_options_and_sources() -> None:
 
 
 @pytest.mark.usefixtures("every_step")
-def test_an_error_says_how_many_rows_were_written_and_another_writer_is_noticed() -> None:
+def test_an_error_says_how_many_rows_were_written_and_another_writer_is_noticed():
     def fail(batch: Any) -> Any:
         if int(batch["row"][0]) >= 4:
             msg = "no more"
@@ -181,7 +177,7 @@ def steps(first: int, count: int, *, ends: tuple[int, ...] = ()) -> dict[str, An
 
 
 @pytest.mark.parametrize("kind", ["tensors", "tracked", "list"])
-def test_a_ring_is_copied_in_the_order_of_time(kind: str) -> None:
+def test_a_ring_is_copied_in_the_order_of_time(kind):
     storage = ListStorage(10) if kind == "list" else LazyTensorStorage(10)
     source = buffer(storage=storage, episodes=Episodes() if kind == "tracked" else None)
     for part in (steps(0, 8, ends=(3, 7)), steps(8, 7, ends=(11,))):
@@ -193,7 +189,7 @@ def test_a_ring_is_copied_in_the_order_of_time(kind: str) -> None:
     assert not source[4]["done"]
 
 
-def test_a_single_copy_of_observations_is_read_as_two_and_fields_are_left_out() -> None:
+def test_a_single_copy_of_observations_is_read_as_two_and_fields_are_left_out():
     source = buffer(storage=LazyTensorStorage(50, single_copy=True))
     obs, done = torch.arange(39.0).view(13, 3), torch.arange(12) % 6 == 5
     following = obs[1:] + done[:, None]
@@ -212,7 +208,7 @@ def test_a_single_copy_of_observations_is_read_as_two_and_fields_are_left_out() 
     assert rb["row"].tolist() == [0, 1, 2, 0, 1, 2]
 
 
-def test_buffers_over_datasets_shared_ones_and_text_are_sources(tmp_path: Path) -> None:
+def test_buffers_over_datasets_shared_ones_and_text_are_sources(tmp_path):
     source = buffer()
     source.extend({**steps(0, 5, ends=(1, 4)), "task": ["a", "a", "b", "cc", "b"]})
     for rb in (buffer(), buffer(storage=ListStorage(10))):

@@ -58,7 +58,7 @@ def write(folder: Path, space: Any, observations: list[Any], lengths: list[int],
         ("parquet", "dict", "box"),
     ],
 )
-def test_every_number_is_that_of_the_episodes(tmp_path: Path, kind: str, observation: str, action: str) -> None:
+def test_every_number_is_that_of_the_episodes(tmp_path, kind, observation, action):
     lengths = [6, 1, 8, *[2] * 9]  # twelve: episode 10 sorts before episode 2 as a text
     options = {"data_format": kind, "observation": observation, "action": action}
     model = minari_dataset(tmp_path / "a-v0", lengths=lengths, **options)
@@ -79,7 +79,7 @@ def test_every_number_is_that_of_the_episodes(tmp_path: Path, kind: str, observa
     check_processes(open_dataset(model.path, max_bytes=2000), model.columns)
 
 
-def test_objects_and_their_filtered_episodes_are_used(tmp_path: Path) -> None:
+def test_objects_and_their_filtered_episodes_are_used(tmp_path):
     model = minari_dataset(tmp_path / "a-v0", data_format="arrow", lengths=(3, 1, 5, 2))
     whole = MinariDataset(model.path / "data")
     check_rows(open_dataset(whole), model.columns, model.lengths)
@@ -93,7 +93,7 @@ def test_objects_and_their_filtered_episodes_are_used(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["hdf5", "arrow"])
-def test_tuples_texts_and_jpeg_pictures(tmp_path: Path, kind: str) -> None:
+def test_tuples_texts_and_jpeg_pictures(tmp_path, kind):
     box = spaces.Box(-9, 9, (2,), np.float32)
     space = spaces.Dict({"pair": spaces.Tuple((box, spaces.Discrete(5))), "mission": spaces.Text(20)})
     texts = [*["go left"] * 3, "go right", "wait", "wait", "é"]
@@ -117,7 +117,7 @@ def test_tuples_texts_and_jpeg_pictures(tmp_path: Path, kind: str) -> None:
     check_rows(open_dataset(path), {"observation": now, ("next", "observation"): after}, [11, 3])
 
 
-def test_infos_that_are_no_columns_are_named(tmp_path: Path) -> None:
+def test_infos_that_are_no_columns_are_named(tmp_path):
     model = minari_dataset(tmp_path / "a-v0", lengths=(3, 2))
     with h5py.File(model.path / "data" / "main_data.hdf5", "a") as file:
         for n, length in enumerate(model.lengths):
@@ -148,7 +148,7 @@ def test_infos_that_are_no_columns_are_named(tmp_path: Path) -> None:
         ("episode_1/infos/qpos", np.zeros((4, 2)), "episode_1/infos/qpos.*5 rows"),
     ],
 )
-def test_files_that_lack_something_are_not_opened_or_read(tmp_path: Path, name: str, values: Any, message: str) -> None:
+def test_files_that_lack_something_are_not_opened_or_read(tmp_path, name, values, message):
     path = minari_dataset(tmp_path / "a-v0").path
     with h5py.File(path / "data" / "main_data.hdf5", "a") as file:
         del file[name]
@@ -158,7 +158,7 @@ def test_files_that_lack_something_are_not_opened_or_read(tmp_path: Path, name: 
         open_dataset(path)[:]
 
 
-def test_damaged_files_and_metadata_are_named(tmp_path: Path) -> None:
+def test_damaged_files_and_metadata_are_named(tmp_path):
     model = minari_dataset(tmp_path / "a-v0")
     for path in (model.path / "data", model.path / "data" / "main_data.hdf5"):
         check_rows(open_dataset(path), model.columns, model.lengths)
@@ -187,7 +187,7 @@ def test_damaged_files_and_metadata_are_named(tmp_path: Path) -> None:
     not_opened(model.path, DamagedFileError, r"main_data.hdf5 is missing")
 
 
-def test_a_file_that_is_being_written_is_named(tmp_path: Path) -> None:
+def test_a_file_that_is_being_written_is_named(tmp_path):
     model = minari_dataset(tmp_path / "a-v0")
     code = "import h5py, sys; file = h5py.File(sys.argv[1], 'a'); print('open', flush=True); input()"
     path = model.path / "data" / "main_data.hdf5"
@@ -201,7 +201,7 @@ def test_a_file_that_is_being_written_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["arrow", "parquet"])
-def test_damaged_episodes_of_arrow_are_named(tmp_path: Path, kind: str) -> None:
+def test_damaged_episodes_of_arrow_are_named(tmp_path, kind):
     model = minari_dataset(tmp_path / "a-v0", data_format=kind)
     folder = model.path / "data" / "1"
     file = next(folder.glob(f"*.{kind}"))

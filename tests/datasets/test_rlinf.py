@@ -25,7 +25,7 @@ def write(path: Path, *trajectories: Trajectory, **options: Any) -> None:
 
 
 @pytest.mark.parametrize(("format_name", "epochs"), [("pt", 1), ("safetensors", 0)])
-def test_rows_follow_each_other_by_rank_and_environment(tmp_path: Path, format_name: str, epochs: int) -> None:
+def test_rows_follow_each_other_by_rank_and_environment(tmp_path, format_name, epochs):
     sizes = [(number, 4 + number, 1 + number % 3) for number in range(5)]
     trajectories = [rollout(*size, epochs=epochs) for size in sizes]
     for rank, part in ((0, slice(2)), (2, slice(2, 3)), (10, slice(3, None))):
@@ -58,7 +58,7 @@ def test_rows_follow_each_other_by_rank_and_environment(tmp_path: Path, format_n
         assert torch.equal(dataset["next", name].flatten(), values), name
 
 
-def test_fields_that_differ_and_files_that_cannot_be_read(tmp_path: Path) -> None:
+def test_fields_that_differ_and_files_that_cannot_be_read(tmp_path):
     for name, values, message in (
         ("versions", torch.zeros(6, 2, 1), ""),
         ("actions", torch.zeros(6, 2, 7), "actions is float32"),

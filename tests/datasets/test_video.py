@@ -112,7 +112,7 @@ WINDOWS = st.lists(st.integers(0, 2 * ROWS - 8), min_size=1, max_size=5).map(
 )
 
 
-def test_random_rows_equal_a_linear_decode(film: Film) -> None:
+def test_random_rows_equal_a_linear_decode(film):
     videos = film.open()
 
     @given(ROW_SETS | WINDOWS)
@@ -172,7 +172,7 @@ def shown(path: Path) -> tuple[torch.Tensor, NDArray[np.uint8]]:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_frames_are_found_by_their_time(name: str, tmp_path: Path) -> None:
+def test_frames_are_found_by_their_time(name, tmp_path):
     path = tmp_path / name
     write_frames(path, *FILES[name])
     seconds, frames = shown(path)
@@ -186,7 +186,7 @@ def test_frames_are_found_by_their_time(name: str, tmp_path: Path) -> None:
         videos.close()
 
 
-def test_the_nearest_frame_within_the_tolerance_is_chosen(tmp_path: Path) -> None:
+def test_the_nearest_frame_within_the_tolerance_is_chosen(tmp_path):
     path = tmp_path / "a.mp4"
     write_frames(path, "libx264", EVEN, PLAIN, {})
     seconds, frames = shown(path)
@@ -209,9 +209,7 @@ CUTS = [
 
 
 @pytest.mark.parametrize(("codec", "container", "name"), CUTS)
-def test_a_file_cut_short_gives_the_right_frames_or_an_error(
-    codec: str, container: dict[str, str], name: str, tmp_path: Path
-) -> None:
+def test_a_file_cut_short_gives_the_right_frames_or_an_error(codec, container, name, tmp_path):
     whole, path = tmp_path / name, tmp_path / f"cut_{name}"
     options = {"g": "10", "preset": "12", "svtav1-params": "lp=1"} if codec == "libsvtav1" else PLAIN
     write_frames(whole, codec, EVEN, options, container)
@@ -233,7 +231,7 @@ def test_a_file_cut_short_gives_the_right_frames_or_an_error(
     assert right > 0 or container == {}
 
 
-def test_an_unknown_codec_is_an_error(tmp_path: Path) -> None:
+def test_an_unknown_codec_is_an_error(tmp_path):
     path = tmp_path / "a.mp4"
     write_frames(path, "libx264", EVEN, PLAIN, {})
     seconds, _ = shown(path)
@@ -242,7 +240,7 @@ def test_an_unknown_codec_is_an_error(tmp_path: Path) -> None:
         read(column([path], at(seconds)), [3])
 
 
-def test_text_in_a_file_that_is_not_utf_8_is_no_error(tmp_path: Path) -> None:
+def test_text_in_a_file_that_is_not_utf_8_is_no_error(tmp_path):
     path = tmp_path / "a.mp4"
     write_frames(path, "libx264", EVEN, PLAIN, {})
     seconds, frames = shown(path)
@@ -259,7 +257,7 @@ def two(tmp_path: Path) -> Film:
     return filmed(tmp_path, (32, 48), keyframes=10, b_frames=2)
 
 
-def test_an_error_of_one_thread_names_the_frame_and_the_next_read_works(two: Film) -> None:
+def test_an_error_of_one_thread_names_the_frame_and_the_next_read_works(two):
     one, size = two.paths[:1], (32, 48)
     videos = column([*one, two.paths[1].with_name("no.mp4")], following(ROWS, ROWS), size)
     for _ in range(3):

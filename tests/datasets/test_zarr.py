@@ -7,7 +7,7 @@ import os
 import pickle
 import shutil
 import zipfile
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,9 +23,6 @@ from ostinato.errors import DamagedFileError, EpisodesError, KindError, OptionEr
 from .builders import diffusion_zarr, last_rows
 from .samples import check_processes, check_rows, flat, not_opened
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 @pytest.mark.parametrize(
     ("version", "suffix", "chunk", "dtype"),
@@ -36,7 +33,7 @@ if TYPE_CHECKING:
         (3, ".zarr.zip", 100, "uint8"),
     ],
 )
-def test_every_number_is_that_of_the_arrays(tmp_path: Path, version: int, suffix: str, chunk: int, dtype: str) -> None:
+def test_every_number_is_that_of_the_arrays(tmp_path, version, suffix, chunk, dtype):
     model = diffusion_zarr(tmp_path / f"a{suffix}", zarr_format=version, chunk_rows=chunk, picture_dtype=dtype)
     dataset = open_dataset(model.path)
     columns = {**model.columns, "done": last_rows(model.lengths)}
@@ -47,11 +44,11 @@ def test_every_number_is_that_of_the_arrays(tmp_path: Path, version: int, suffix
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_groups_are_opened(tmp_path: Path, version: int) -> None:
+def test_groups_are_opened(tmp_path, version):
     model = diffusion_zarr(tmp_path / "a.zarr", zarr_format=version)
     check_rows(open_dataset(zarr.open_group(str(model.path), mode="r")), model.columns, model.lengths)
     memory: dict[str, Any] = {}
-    group = zarr.open_group(memory, mode="w", zarr_format=version)  # type: ignore[arg-type]
+    group = zarr.open_group(memory, mode="w", zarr_format=version)
     for name, values in model.columns.items():
         group.create_array(f"data/{name}", data=values)
     group.create_array("meta/episode_ends", data=np.array(model.ends))
@@ -59,14 +56,14 @@ def test_groups_are_opened(tmp_path: Path, version: int) -> None:
     dataset = open_dataset(group)
     check_rows(dataset, model.columns, model.lengths)
     assert dataset.metadata == {"seed": [3, 4]}
-    outer = zarr.open_group(str(tmp_path / "b.zarr"), mode="w", zarr_format=version)  # type: ignore[arg-type]
+    outer = zarr.open_group(str(tmp_path / "b.zarr"), mode="w", zarr_format=version)
     outer.create_group("in")
     shutil.copytree(model.path, tmp_path / "b.zarr" / "in" / "ner")
     check_rows(open_dataset(outer["in/ner"]), model.columns, model.lengths)
     not_opened(tmp_path / "b.zarr", DamagedFileError, r"b.zarr has no meta/episode_ends")
 
 
-def test_wrong_ends_of_episodes_and_arrays_that_disagree_are_named(tmp_path: Path) -> None:
+def test_wrong_ends_of_episodes_and_arrays_that_disagree_are_named(tmp_path):
     model = diffusion_zarr(tmp_path / "a.zarr")
     group = zarr.open_group(str(model.path), mode="a")
     ends: Any
@@ -94,7 +91,7 @@ class Hostile:
 
 
 @pytest.mark.parametrize(("suffix", "where"), [(".zarr", "object_codec"), (".zarr.zip", "filter")])
-def test_pickled_objects_are_never_loaded(tmp_path: Path, suffix: str, where: str) -> None:
+def test_pickled_objects_are_never_loaded(tmp_path, suffix, where):
     model = diffusion_zarr(tmp_path / "a.zarr", zarr_format=2)
     folder = model.path / "data" / "action"
     description = json.loads((folder / ".zarray").read_text())
@@ -120,7 +117,7 @@ def test_pickled_objects_are_never_loaded(tmp_path: Path, suffix: str, where: st
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_damaged_files_are_named(tmp_path: Path, version: int) -> None:
+def test_damaged_files_are_named(tmp_path, version):
     model = diffusion_zarr(tmp_path / "a.zarr", zarr_format=version)
     chunk = model.path / "data" / "state" / ("1.0" if version == 2 else "c/1/0")
     content = chunk.read_bytes()

@@ -19,7 +19,6 @@ from tests.device.place import DEVICE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from ostinato.core.records import View
 
@@ -141,7 +140,7 @@ def run_on_both(run: Callable[[torch.device], list[Any]]) -> None:
         assert same(one, other), f"step {step}: {one} on the CPU, {other} on the device"
 
 
-def test_the_ring_of_isaacgymenvs() -> None:
+def test_the_ring_of_isaacgymenvs():
     buffer = AmpBuffer(50, DEVICE)
     for first in (0, 35):
         buffer.store({"id": torch.arange(first, first + 35, device=DEVICE)})
@@ -167,7 +166,7 @@ class TestContract(StorageContract):
 
 
 @pytest.mark.parametrize(("mode", "ndim"), [("NEXT_STEP", 1), ("SAME_STEP", 2)])
-def test_steps_of_environments_on_a_device(mode: str, ndim: int) -> None:
+def test_steps_of_environments_on_a_device(mode, ndim):
     envs = pytest.importorskip("tests.unit.collect.envs")
 
     def run(device: torch.device) -> Any:
@@ -200,11 +199,11 @@ SINGLE = ("RandomSampler", "PrioritizedSampler", "SliceSampler", "NStep", "Frame
 
 
 @pytest.mark.parametrize(("parts", "single"), [*((part, False) for part in PARTS), *((part, True) for part in SINGLE)])
-def test_parts(parts: str, single: bool) -> None:
+def test_parts(parts, single):
     run_on_both(lambda device: script(make(device, PARTS[parts], single_copy=single), device))
 
 
-def test_plain_rows_on_the_device_of_the_first_ones() -> None:
+def test_plain_rows_on_the_device_of_the_first_ones():
     def run(device: torch.device) -> Any:
         rb = ReplayBuffer(storage=LazyTensorStorage(60, device="auto"), batch_size=16)
         rb.extend(rows(0, 90, device))
@@ -218,7 +217,7 @@ def _first(value: Any) -> Any:
     return {key: _first(each) for key, each in value.items()} if isinstance(value, dict) else value[0]
 
 
-def test_samples_moved_to_the_cpu_and_to_the_device() -> None:
+def test_samples_moved_to_the_cpu_and_to_the_device():
     def sample(here: torch.device, there: str) -> Any:
         torch.manual_seed(0)
         storage = LazyTensorStorage(60, device=here)
@@ -233,7 +232,7 @@ def test_samples_moved_to_the_cpu_and_to_the_device() -> None:
     assert same(one, on_cpu(other))
 
 
-def test_two_dimensions() -> None:
+def test_two_dimensions():
     def run(device: torch.device) -> Any:
         rb = make(device, {"sampler": "PrioritizedSampler"}, ndim=2)
         seen: list[Any] = []
@@ -246,7 +245,7 @@ def test_two_dimensions() -> None:
     run_on_both(run)
 
 
-def test_ensembles() -> None:
+def test_ensembles():
     def run(device: torch.device) -> Any:
         parts = [ReplayBuffer(storage=LazyTensorStorage(60, device=device), batch_size=8) for _ in range(2)]
         for part in parts:
@@ -257,7 +256,7 @@ def test_ensembles() -> None:
     run_on_both(run)
 
 
-def test_an_ensemble_over_two_devices() -> None:
+def test_an_ensemble_over_two_devices():
     parts = [ReplayBuffer(storage=LazyTensorStorage(60, device=x), batch_size=8) for x in (CPU, DEVICE)]
     for part in parts:
         part.extend(rows(0, 40, part.storage.device))
@@ -265,7 +264,7 @@ def test_an_ensemble_over_two_devices() -> None:
     assert rb.sample(return_info=True)[1]["index"]["index"].is_cpu
 
 
-def test_ages_of_policy_versions() -> None:
+def test_ages_of_policy_versions():
     def run(device: torch.device) -> Any:
         rb = ReplayBuffer(storage=LazyTensorStorage(60, device=device), batch_size=16, version_key="version")
         seen = []
@@ -280,9 +279,7 @@ def test_ages_of_policy_versions() -> None:
 @pytest.mark.parametrize(
     ("source", "storing", "training"), [(CPU, DEVICE, DEVICE), (DEVICE, CPU, DEVICE), (DEVICE, DEVICE, CPU)]
 )
-def test_the_memory_of_objectrl(
-    tmp_path: Path, source: torch.device, storing: torch.device, training: torch.device
-) -> None:
+def test_the_memory_of_objectrl(tmp_path, source, storing, training):
     buffer = _Memory(device=training, storing_device=storing, buffer_size=20)
     buffer.add_batch(TensorDict({"id": torch.arange(25, device=source)}, [25]))
     buffer.add(TensorDict({"id": torch.tensor(25, device=source)}, []))
@@ -297,7 +294,7 @@ def test_the_memory_of_objectrl(
     assert other.sample_all()["id"].tolist() == column.tolist()  # type: ignore[union-attr]
 
 
-def test_checkpoints_move_between_devices(tmp_path: Path) -> None:
+def test_checkpoints_move_between_devices(tmp_path):
     for number, (source, target) in enumerate([(DEVICE, CPU), (CPU, DEVICE), (DEVICE, DEVICE)]):
         rb, other = (
             ReplayBuffer(
@@ -319,7 +316,7 @@ def test_checkpoints_move_between_devices(tmp_path: Path) -> None:
         assert same(*batches)
 
 
-def test_rows_of_a_device_reach_storages_on_the_cpu() -> None:
+def test_rows_of_a_device_reach_storages_on_the_cpu():
     for storage in (LazyTensorStorage(60), ostinato.LazyMemmapStorage(60), LazyTensorStorage(60, single_copy=True)):
         rb = ReplayBuffer(storage=storage, sampler=registry.SAMPLERS["PrioritizedSampler"].make(60), batch_size=16)
         rb.extend(rows(0, 70, DEVICE))
@@ -331,7 +328,7 @@ def test_rows_of_a_device_reach_storages_on_the_cpu() -> None:
         assert same(rb[torch.tensor([1, 2], device=DEVICE)], rb[1:3])
 
 
-def test_late_fields_and_rows_of_the_storage_itself() -> None:
+def test_late_fields_and_rows_of_the_storage_itself():
     rb = ReplayBuffer(storage=LazyTensorStorage(10, device=DEVICE), batch_size=4)
     rb.extend({"id": torch.arange(10, device=DEVICE)})
     rb.extend({"id": rb.storage[2:7]["id"]})  # its own memory: rows 0 to 4 take those of 2 to 6
@@ -341,7 +338,7 @@ def test_late_fields_and_rows_of_the_storage_itself() -> None:
 
 
 @pytest.mark.parametrize(("near", "far"), [(CPU, DEVICE), (DEVICE, CPU)])
-def test_slots_of_own_samplers_on_another_device_raise(near: torch.device, far: torch.device) -> None:
+def test_slots_of_own_samplers_on_another_device_raise(near, far):
     for device in (near, far):
         storage = LazyTensorStorage(60, device=near)
         rb = ReplayBuffer(storage=storage, batch_size=16, sampler=_Elsewhere(device))

@@ -222,14 +222,14 @@ WAITS: dict[str, Any] = {
 """Some of those that wait."""
 
 
-def test_the_page_lists_what_waits_and_what_does_not() -> None:
+def test_the_page_lists_what_waits_and_what_does_not():
     found = table()
     assert {operation for operation, answer in found.items() if answer == "no"} == set(STAYS)
     assert {found[operation] for operation in WAITS} == {"yes"}
 
 
 @pytest.mark.parametrize("operation", WAITS)
-def test_the_host_waits(operation: str) -> None:
+def test_the_host_waits(operation):
     rb = prioritized()
     with waits() as seen:
         WAITS[operation](rb)
@@ -237,7 +237,7 @@ def test_the_host_waits(operation: str) -> None:
 
 
 @pytest.mark.parametrize("operation", STAYS)
-def test_nothing_waits(operation: str) -> None:
+def test_nothing_waits(operation):
     for call in STAYS[operation]():
         with no_wait():
             call()
@@ -257,6 +257,6 @@ def test_nothing_waits(operation: str) -> None:
         lambda x: x.repeat_interleave(x),
     ],
 )
-def test_a_wait_is_seen(call: Callable[[torch.Tensor], object]) -> None:
+def test_a_wait_is_seen(call):
     with no_wait(), pytest.raises(HostWaitError):
         call(FIVE)

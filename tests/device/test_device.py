@@ -21,7 +21,7 @@ HERE = Path(__file__).parent
         pytest.param("cases_waits.py", "cuda", marks=pytest.mark.gpu),
     ],
 )
-def test_on_a_device(cases: str, device: str) -> None:
+def test_on_a_device(cases, device):
     """A test of them alone: `pytest tests/device/cases_waits.py -k ...`."""
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")

@@ -36,7 +36,7 @@ def counting(script: list[str]) -> Callable[[float | None], object]:
     script=st.lists(st.sampled_from(["batch", "batch", "batch", "wait", "error"]), max_size=12),
     counts=st.lists(st.integers(1, 5)),
 )
-def test_requests_get_batches_in_order(script: list[str], counts: list[int]) -> None:
+def test_requests_get_batches_in_order(script, counts):
     """A request that has to wait is made again; an error follows the batches made before it, and ends the stream."""
     stream, got, number = ServedStream(counting(script)), list[object](), 0
     for count in [*counts, *[3] * (2 * len(script) + 1)]:
@@ -59,7 +59,7 @@ def test_requests_get_batches_in_order(script: list[str], counts: list[int]) -> 
 
 
 @pytest.mark.parametrize(("number", "waited_s"), [(0, -2.0), (3, 1.5)])
-def test_a_request_whose_turn_never_comes_ends_the_stream(number: int, waited_s: float) -> None:
+def test_a_request_whose_turn_never_comes_ends_the_stream(number, waited_s):
     """One that was answered before, and one whose reader waits for it although earlier ones were never made."""
     stream = ServedStream(lambda _: 0)
     assert stream.take(1, 1) is RETRY, "it waits one poll for the one before"
@@ -73,7 +73,7 @@ def test_a_request_whose_turn_never_comes_ends_the_stream(number: int, waited_s:
 
 
 @pytest.mark.parametrize(("limit_s", "epoch"), [(0.0, False), (0.3, True)])
-def test_a_batch_requested_ahead_never_times_out(limit_s: float, *, epoch: bool) -> None:
+def test_a_batch_requested_ahead_never_times_out(limit_s, *, epoch):
     sampler = SamplerWithoutReplacement() if epoch else QueueSampler()
     limiter = RateLimiter(min_size_to_sample=4, timeout_s=limit_s)
     rb = ReplayBuffer(storage=LazyTensorStorage(100), sampler=sampler, batch_size=4, rate_limiter=limiter)
@@ -93,7 +93,7 @@ def test_a_batch_requested_ahead_never_times_out(limit_s: float, *, epoch: bool)
 # -- the streams of all readers ---------------------------------------------------------------------------------------
 
 
-def test_the_stream_idle_for_longest_is_closed_when_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_stream_idle_for_longest_is_closed_when_there_are_many(monkeypatch):
     monkeypatch.setattr("ostinato.distributed.actors.MOST_STREAMS", 3)
     streams = ServedStreams()
     for i in range(3):
@@ -108,7 +108,7 @@ def test_the_stream_idle_for_longest_is_closed_when_there_are_many(monkeypatch: 
     assert streams.take("0", 2, 1, 0.0) is CLOSED
 
 
-def test_whoever_closes_a_stream_waits_for_the_batch_that_is_being_made() -> None:
+def test_whoever_closes_a_stream_waits_for_the_batch_that_is_being_made():
     begun, go, streams = threading.Event(), threading.Event(), ServedStreams()
 
     def make(_: float | None) -> str:

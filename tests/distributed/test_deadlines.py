@@ -18,7 +18,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def test_a_wait_ends_a_grace_period_after_its_timeout(clock: list[float]) -> None:
+def test_a_wait_ends_a_grace_period_after_its_timeout(clock):
     deadline = Deadline.of_wait(2.0, 60.0, 30.0)
     assert (deadline.waits, deadline.wait_left_s, deadline.answer_left_s) == (True, 2.0, 2.0 + GRACE_S)
     clock[0] += 2.0
@@ -31,5 +31,5 @@ def test_a_wait_ends_a_grace_period_after_its_timeout(clock: list[float]) -> Non
     assert deadline.silence_left_s(clock[0]) == deadline.left_s == 0.0
 
 
-def test_long_messages_are_short() -> None:
+def test_long_messages_are_short():
     assert short_message(ValueError("first\n  second\n\n  last ")) == "first ... last"

@@ -65,7 +65,7 @@ class Learner:
             check_rows(rb.sample())
 
 
-def test_a_killed_learner_costs_the_batches_on_their_way(processes: Any, rb: ShardedReplayBuffer) -> None:
+def test_a_killed_learner_costs_the_batches_on_their_way(processes, rb):
     learner = processes.remote(Learner).options(num_cpus=0, max_concurrency=2).remote()
     drawn = rb.stats().rows_drawn
     running = learner.learn.remote(rb._handle(prefetch=4))
@@ -89,9 +89,7 @@ def _slow_saves(buffer: Any, flag: Path) -> None:
         buffer.register_save_hook(hook)
 
 
-def test_a_shard_killed_during_a_checkpoint_returns_with_the_previous_one(
-    processes: Any, rb: ShardedReplayBuffer, tmp_path: Path
-) -> None:
+def test_a_shard_killed_during_a_checkpoint_returns_with_the_previous_one(processes, rb, tmp_path):
     rb.pinned(0).extend(make_rows(100_000, 1000))
     flag = tmp_path / "saving"
     rb.apply(_slow_saves, flag)
@@ -105,7 +103,7 @@ def test_a_shard_killed_during_a_checkpoint_returns_with_the_previous_one(
     assert stored(rb) == SAVED
 
 
-def test_shards_that_are_all_killed_return_with_their_checkpoints(cluster: Any, rb: ShardedReplayBuffer) -> None:
+def test_shards_that_are_all_killed_return_with_their_checkpoints(cluster, rb):
     for shard in range(3):
         rb.pinned(shard).extend(make_rows(500_000, 10))  # not saved
     kill(cluster, *rb.actors)
@@ -114,7 +112,7 @@ def test_shards_that_are_all_killed_return_with_their_checkpoints(cluster: Any, 
     assert stored(rb) == SAVED
 
 
-def test_a_shard_that_dies_again_before_it_is_back_returns(cluster: Any, rb: ShardedReplayBuffer) -> None:
+def test_a_shard_that_dies_again_before_it_is_back_returns(cluster, rb):
     cluster.kill(rb.actors[0], no_restart=False)
     until(lambda: not rb.sample().batch_size or 0 in rb.missing)
     cluster.kill(rb.actors[0], no_restart=False)
@@ -122,7 +120,7 @@ def test_a_shard_that_dies_again_before_it_is_back_returns(cluster: Any, rb: Sha
     assert stored(rb) == SAVED
 
 
-def test_a_shard_that_is_silent_for_a_while_loses_nothing(cluster: Any, rb: ShardedReplayBuffer) -> None:
+def test_a_shard_that_is_silent_for_a_while_loses_nothing(cluster, rb):
     """Its rows are back; writes that it had received, and did not confirm, may be stored twice."""
     calls, handle = Calls(LIMIT_S), rb._handle(shard_timeout_s=0.3)
     writers = [Writer(handle.pinned(shard), 100_000 * (shard + 1), calls) for shard in range(2)]
@@ -138,7 +136,7 @@ def test_a_shard_that_is_silent_for_a_while_loses_nothing(cluster: Any, rb: Shar
     assert sum(times > 1 for times in held.values()) <= 2 * 16
 
 
-def test_a_shard_that_is_slow_delays_calls_only(cluster: Any, rb: ShardedReplayBuffer) -> None:
+def test_a_shard_that_is_slow_delays_calls_only(cluster, rb):
     with stopped(cluster, rb.actors[1]):
         writing = threading.Thread(target=rb.pinned(1).extend, args=(make_rows(5000, 16),))
         writing.start()
@@ -182,9 +180,7 @@ def _acquire_and_die(rb: ShardedReplayBuffer, kind: Any) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_client_killed_between_the_limiter_and_its_shard_stays_counted(
-    processes: Any, limited: ShardedReplayBuffer
-) -> None:
+def test_a_client_killed_between_the_limiter_and_its_shard_stays_counted(processes, limited):
     client = processes.remote(num_cpus=0, max_retries=0)(_acquire_and_die)
     assert limited.limiter_counts is not None
     (written, drawn), held = limited.limiter_counts, len(limited)
@@ -211,7 +207,7 @@ class _Full:
         raise self._error
 
 
-def test_rows_that_cannot_be_sent_are_not_counted(cluster: Any, limited: ShardedReplayBuffer) -> None:
+def test_rows_that_cannot_be_sent_are_not_counted(cluster, limited):
     counts, handle = limited.limiter_counts, limited.pinned(0)
     shard, handle._shards.actors[0] = handle._shards.actors[0], _Full(cluster.exceptions.ObjectStoreFullError("full"))
     with pytest.raises(cluster.exceptions.ObjectStoreFullError):
@@ -233,7 +229,7 @@ def drain(rb: ShardedReplayBuffer, message: str) -> None:
             last = str(error)
 
 
-def test_a_restarted_limiter_counts_anew(cluster: Any, limited: ShardedReplayBuffer) -> None:
+def test_a_restarted_limiter_counts_anew(cluster, limited):
     limited.sample()
     cluster.kill(limited._fleet.actor, no_restart=False)
     limited.sample(timeout_s=LIMIT_S)
@@ -242,7 +238,7 @@ def test_a_restarted_limiter_counts_anew(cluster: Any, limited: ShardedReplayBuf
     limited.sample(timeout_s=LIMIT_S)
 
 
-def test_the_rows_of_a_lost_shard_do_not_count(cluster: Any, limited: ShardedReplayBuffer) -> None:
+def test_the_rows_of_a_lost_shard_do_not_count(cluster, limited):
     limited.empty()
     for shard in range(2):
         limited.pinned(shard).extend(make_rows(64 * shard, 64))
@@ -256,7 +252,7 @@ def test_the_rows_of_a_lost_shard_do_not_count(cluster: Any, limited: ShardedRep
     assert check_rows(limited.sample(timeout_s=30.0))
 
 
-def test_the_error_of_a_dead_limiter_says_what_to_do(cluster: Any) -> None:
+def test_the_error_of_a_dead_limiter_says_what_to_do(cluster):
     with closing(make_limited()) as limited:
         cluster.kill(limited._fleet.actor)
         with pytest.raises(LostBufferError, match=r"rate limiter is gone for good .* shards keep their rows"):
@@ -264,7 +260,7 @@ def test_the_error_of_a_dead_limiter_says_what_to_do(cluster: Any) -> None:
         assert len(limited) == 128
 
 
-def test_the_rows_of_a_killed_ray_buffer_are_those_of_its_checkpoint(cluster: Any, tmp_path: Path) -> None:
+def test_the_rows_of_a_killed_ray_buffer_are_those_of_its_checkpoint(cluster, tmp_path):
     storage = partial(LazyTensorStorage, 1000)
     with closing(RayReplayBuffer(storage=storage, batch_size=8, remote_config={"num_cpus": 0})) as rb:
         rb.extend(make_rows(0, 100))

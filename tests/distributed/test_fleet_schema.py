@@ -77,7 +77,7 @@ def register() -> Register:
     return Register()
 
 
-def test_the_first_rows_fix_the_schema_and_other_shards_cast_to_it(register: Register) -> None:
+def test_the_first_rows_fix_the_schema_and_other_shards_cast_to_it(register):
     first, second = Shard(register), Shard(register)
     first.write({"obs": torch.rand(0)})
     assert register.fixed is None, "no rows fix nothing"
@@ -96,9 +96,7 @@ def test_the_first_rows_fix_the_schema_and_other_shards_cast_to_it(register: Reg
 
 
 @pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
-def test_the_loser_of_a_race_stores_its_rows_again_with_the_schema_of_the_fleet(
-    register: Register, storage: Any
-) -> None:
+def test_the_loser_of_a_race_stores_its_rows_again_with_the_schema_of_the_fleet(register, storage):
     other, shard = Shard(register), Shard(register, storage(100))
 
     def write() -> Any:
@@ -112,7 +110,7 @@ def test_the_loser_of_a_race_stores_its_rows_again_with_the_schema_of_the_fleet(
     assert len(shard.buffer) == shard.buffer.write_count == 4
 
 
-def test_first_rows_that_cannot_be_stored_leave_the_schema_free(register: Register) -> None:
+def test_first_rows_that_cannot_be_stored_leave_the_schema_free(register):
     with pytest.raises(StorageMemoryError):
         Shard(register, LazyTensorStorage(10**14)).write({"obs": torch.rand(4, 1000)})
     with pytest.raises(UsageError):
@@ -123,7 +121,7 @@ def test_first_rows_that_cannot_be_stored_leave_the_schema_free(register: Regist
     assert shard.buffer[:]["obs"].dtype is torch.float64
 
 
-def test_rows_of_which_the_fleet_does_not_hear_are_not_stored(register: Register) -> None:
+def test_rows_of_which_the_fleet_does_not_hear_are_not_stored(register):
     shard = Shard(register)
     register.fails = True
     with pytest.raises(LostBufferError):
@@ -135,7 +133,7 @@ def test_rows_of_which_the_fleet_does_not_hear_are_not_stored(register: Register
     assert shard.buffer[:]["obs"].dtype is torch.float64
 
 
-def test_a_write_that_a_reset_meets_is_compared_again(register: Register) -> None:
+def test_a_write_that_a_reset_meets_is_compared_again(register):
     shard = Shard(register)
     shard.write(FLOATS)
 
@@ -173,7 +171,7 @@ S, T = pickle.dumps("S"), pickle.dumps("T")
 
 
 @in_loop
-async def test_one_claim_wins_over_those_of_other_shards() -> None:
+async def test_one_claim_wins_over_those_of_other_shards():
     fleet = FleetSchema([Remote(), Remote()])
     assert list(await asyncio.gather(fleet.claim_schema(0, S), fleet.claim_schema(1, T))) == [S, S]
     assert await fleet.schema() == S
@@ -183,7 +181,7 @@ async def test_one_claim_wins_over_those_of_other_shards() -> None:
 
 
 @in_loop
-async def test_silent_shards_delay_the_first_answer_only_for_a_while() -> None:
+async def test_silent_shards_delay_the_first_answer_only_for_a_while():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fleet_schema, "_ASK_S", 60.0)
         fleet = FleetSchema([Remote(delay_s=1000.0), Remote()])
@@ -194,7 +192,7 @@ async def test_silent_shards_delay_the_first_answer_only_for_a_while() -> None:
 
 
 @in_loop
-async def test_the_schema_is_free_only_if_no_shard_holds_it() -> None:
+async def test_the_schema_is_free_only_if_no_shard_holds_it():
     shards = [Remote("S"), Remote()]
     fleet = FleetSchema(shards)
     assert not await fleet.free_schema()

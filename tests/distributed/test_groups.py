@@ -6,7 +6,7 @@ import contextlib
 import pickle
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -14,9 +14,6 @@ from ostinato import RayGroupBuffer
 from ostinato.errors import LostBufferError, OptionError, UsageError, WaitTimeoutError
 
 from .conftest import NO_CPU
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 GROUPS = 30
 
@@ -52,7 +49,7 @@ def finish(buffer: RayGroupBuffer) -> None:
         time.sleep(0.1)
 
 
-def test_each_group_is_trained_once(cluster: Any, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_each_group_is_trained_once(cluster, tmp_path, request):
     options: Any = {"size": 2, "ahead": 12, "lease_s": 1.5, "sync": "interval", "remote_config": NO_CPU}
     buffer = RayGroupBuffer(tmp_path / "g", name="groups", **options)
     with pytest.raises(OptionError, match="is taken"):

@@ -101,7 +101,7 @@ def maker(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[su
             process.kill()
 
 
-def test_buffers_of_another_program(processes: Any, maker: subprocess.Popen[str]) -> None:
+def test_buffers_of_another_program(processes, maker):
     cluster = processes
     kept, tied = ShardedReplayBuffer.attach("kept fleet"), ShardedReplayBuffer.attach("tied fleet")
     kept_actor, tied_actor = RayReplayBuffer.attach("kept actor"), RayReplayBuffer.attach("tied actor")
@@ -204,7 +204,7 @@ def no_buffer(storage: Any = None) -> ReplayBuffer:
     raise ValueError(msg)
 
 
-def test_a_constructor_that_raises_leaves_nothing(processes: Any, monkeypatch: Any) -> None:
+def test_a_constructor_that_raises_leaves_nothing(processes, monkeypatch):
     cluster = processes
     before = actors(cluster), reserved(cluster)
     make = partial(ShardedReplayBuffer, 2, storage=STORAGE, remote_config={"num_cpus": 0.1})
@@ -227,7 +227,7 @@ def test_a_constructor_that_raises_leaves_nothing(processes: Any, monkeypatch: A
     check_left(cluster, *before)
 
 
-def test_checkpoints_of_other_parts_leave_no_actors(processes: Any, tmp_path: Path) -> None:
+def test_checkpoints_of_other_parts_leave_no_actors(processes, tmp_path):
     cluster = processes
     options: dict[str, Any] = {"checkpoint_dir": tmp_path, "remote_config": NO_CPU}
     with closing(ShardedReplayBuffer(1, storage=STORAGE, **options)) as rb:
@@ -262,7 +262,7 @@ def _check_left_actors(cluster: Any) -> None:
 # -- options ----------------------------------------------------------------------------------------------------------
 
 
-def test_large_options_of_detached_actors_raise() -> None:
+def test_large_options_of_detached_actors_raise():
     small, large = torch.zeros(1000), torch.zeros(3_000_000)
     assert torch.equal(from_arguments(tuple(to_arguments(small, kept=True))), small)
     pieces = to_arguments(torch.arange(100_000), kept=True)

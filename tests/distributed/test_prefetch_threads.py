@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from contextlib import nullcontext, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -19,9 +19,6 @@ from ostinato.distributed.deadlines import GRACE_S, Deadline
 from ostinato.errors import UsageError, WaitTimeoutError
 
 from ..schedules import Schedule, explore
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 MODULES = (batch_stream, deadlines, save, reader, store, pipeline, prefetch, rate_limit)
 CAPACITY = 16
@@ -142,5 +139,5 @@ SCENARIOS = [a_patient_and_an_impatient_reader, one_waits_for_ever, dropped]
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_every_reader_returns(scenario: Callable[[Schedule], None]) -> None:
+def test_every_reader_returns(scenario):
     explore(range(50), MODULES, scenario)

@@ -35,7 +35,7 @@ class Shard:
 
 
 @in_loop
-async def test_calls_allowed_during_a_count_are_counted() -> None:
+async def test_calls_allowed_during_a_count_are_counted():
     shard = Shard(10, counting=True)
     counter = RowCounter([shard], lambda: False, lambda: None)
     await counter.wait_for(counter.request())
@@ -58,7 +58,7 @@ async def test_calls_allowed_during_a_count_are_counted() -> None:
 
 
 @in_loop
-async def test_a_silent_shard_delays_no_decision() -> None:
+async def test_a_silent_shard_delays_no_decision():
     silent = Shard(64)
     silent.open.clear()
     limits = RateLimits(RateLimiter(min_size_to_sample=64), [Shard(32), silent])
@@ -79,7 +79,7 @@ async def test_a_silent_shard_delays_no_decision() -> None:
 
 
 @in_loop
-async def test_calls_that_wait_proceed_in_the_order_of_their_arrival() -> None:
+async def test_calls_that_wait_proceed_in_the_order_of_their_arrival():
     limits = RateLimits(BALANCED, [Shard(100)])
     await limits.acquire("draw", 1, 0.0, 0.0)
     order: list[int] = []

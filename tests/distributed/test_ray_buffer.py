@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import pickle
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -38,9 +38,6 @@ from ostinato.transforms import Cast
 from ..tags import same_kind
 from ..unit.buffers.refusals import raises
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'ostinato[ray]'")
 
 STORAGE = partial(LazyTensorStorage, 100)
@@ -61,7 +58,7 @@ def members(cls: type) -> set[str]:
     return {name for name in dir(cls) if not name.startswith("_")} | (own & set(dir(cls)))
 
 
-def test_a_handle_has_every_public_name_of_a_buffer() -> None:
+def test_a_handle_has_every_public_name_of_a_buffer():
     words = members(ReplayBuffer) | {"update_tensordict_priority", "priority_key"}
     assert words - members(RayReplayBuffer) == set()
     assert members(RayReplayBuffer) - words == {"actor", "apply", "attach", "clients", "transport_kind"}
@@ -75,7 +72,7 @@ def test_a_handle_has_every_public_name_of_a_buffer() -> None:
             assert other == names, name
 
 
-def test_an_observer_follows_the_rows_in_the_actor(remote: Any) -> None:
+def test_an_observer_follows_the_rows_in_the_actor(remote):
     rb = remote()
     rb.observe(RowValues("weight", 2.0))
     rb.extend(rows(3))
@@ -86,7 +83,7 @@ def test_an_observer_follows_the_rows_in_the_actor(remote: Any) -> None:
 
 
 @pytest.mark.parametrize(("prefetch", "width"), [(0, 3), (4, 3), (4, 10_000)])
-def test_draws_are_those_of_a_local_buffer(remote: Any, prefetch: int, width: int) -> None:
+def test_draws_are_those_of_a_local_buffer(remote, prefetch, width):
     mine, rb = local(), remote(prefetch=prefetch)
     data, drawn, written = rows(60, width=width), rb.stats().rows_drawn, rb.write_count
     assert torch.equal(mine.extend(data), rb.extend(data))
@@ -112,7 +109,7 @@ def test_draws_are_those_of_a_local_buffer(remote: Any, prefetch: int, width: in
 
 
 @pytest.mark.parametrize("prefetch", [0, 3])
-def test_an_epoch_has_each_row_once_and_ends(remote: Any, prefetch: int) -> None:
+def test_an_epoch_has_each_row_once_and_ends(remote, prefetch):
     rb = remote(sampler=SamplerWithoutReplacement, prefetch=prefetch)
     rb.extend(rows(14))
     for _ in range(2):
@@ -128,7 +125,7 @@ def test_an_epoch_has_each_row_once_and_ends(remote: Any, prefetch: int) -> None
         ]
 
 
-def test_prefetch_continues_after_an_error(remote: Any) -> None:
+def test_prefetch_continues_after_an_error(remote):
     rb = remote(prefetch=2)
     with pytest.raises(EmptyBufferError):
         rb.sample()
@@ -149,9 +146,7 @@ def test_prefetch_continues_after_an_error(remote: Any) -> None:
 
 
 @pytest.mark.parametrize(("prefetch", "ahead"), [(1, {1}), (5, {4, 5}), (8, {5, 6, 7, 8})])
-def test_batches_are_drawn_ahead_as_the_first_one_comes(
-    cluster: Any, remote: Any, prefetch: int, ahead: set[int]
-) -> None:
+def test_batches_are_drawn_ahead_as_the_first_one_comes(cluster, remote, prefetch, ahead):
     """The next ones are made and sent while the learner is busy, half of them with each request, and never more."""
     rb = remote(prefetch=prefetch)
     rb.extend(rows(10))
@@ -229,7 +224,7 @@ def _call(rb: Any, name: str, *args: Any) -> Any:
     return "itself" if found is rb else vars(found) if isinstance(found, ConditionalUpdateResult) else found
 
 
-def test_calls_do_what_they_do_in_a_local_buffer(cluster: Any) -> None:
+def test_calls_do_what_they_do_in_a_local_buffer(cluster):
     options: dict[str, Any] = {"sampler": partial(PrioritizedSampler, 100, 1.0, 0.5), "batch_size": 8}
     options |= {"storage": STORAGE, "writer": partial(RoundRobinWriter, track_generations=True)}
     mine = TensorDictReplayBuffer(**options)
@@ -246,7 +241,7 @@ def test_calls_do_what_they_do_in_a_local_buffer(cluster: Any) -> None:
         assert rb.apply(lambda buffer: buffer.sampler.priorities)[:6].tolist() == [3.0] * 6
 
 
-def test_parts_stay_in_the_actor_and_can_be_replaced(remote: Any) -> None:
+def test_parts_stay_in_the_actor_and_can_be_replaced(remote):
     rb = remote()
     for name in ("storage", "sampler", "writer", "transform", "sample_unit"):
         with pytest.raises(UsageError, match=rf"rb\.apply\(lambda rb: \.\.\. rb\.{name}"):
@@ -265,7 +260,7 @@ def test_parts_stay_in_the_actor_and_can_be_replaced(remote: Any) -> None:
     assert isinstance(rb.set_writer(RoundRobinWriter()), RoundRobinWriter)
 
 
-def test_checkpoints_are_those_of_local_buffers(remote: Any, tmp_path: Path) -> None:
+def test_checkpoints_are_those_of_local_buffers(remote, tmp_path):
     rb, mine, calls = remote(), local(), list[tuple[int, int]]()
 
     def told(done: int, total: int) -> None:
@@ -297,7 +292,7 @@ def _negate(data: Any, **_: Any) -> Any:
 # -- the life of a handle ---------------------------------------------------------------------------------------------
 
 
-def test_invalid_options_and_calls_raise(cluster: Any) -> None:
+def test_invalid_options_and_calls_raise(cluster):
     """Torch seeds every process alike; the seed of a buffer in an actor comes from the process that makes it."""
     refused: list[Any] = [
         ({"remote_config": {"max_restarts": 2}}, OptionError, "max_restarts"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -23,9 +23,6 @@ from ostinato.errors import KeyMissingError, KindError, OptionError, UsageError
 
 from ..unit.buffers.refusals import raises
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'ostinato[ray]'")
 
 
@@ -34,7 +31,7 @@ def _rows(first: int, count: int) -> dict[str, torch.Tensor]:
     return {"x": numbers.float(), "episode": numbers // 4, "done": numbers % 4 == 3}
 
 
-def test_names_of_torchrls_service(cluster: Any) -> None:
+def test_names_of_torchrls_service(cluster):
     rb = RayReplayBuffer(
         storage=partial(LazyTensorStorage, 16),
         batch_size=4,
@@ -74,7 +71,7 @@ def test_names_of_torchrls_service(cluster: Any) -> None:
     )
 
 
-def test_queries_and_submitted_updates(remote: Any) -> None:
+def test_queries_and_submitted_updates(remote):
     rb = remote()
     rb.extend(TensorDict(_rows(0, 12), [12]))
     found = rb.query(traj["x"].sum() > 10)
@@ -127,7 +124,7 @@ def started(config: Any) -> None:
     raise LookupError(config)
 
 
-def test_wrong_options_raise_before_ray_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_options_raise_before_ray_is_started(monkeypatch):
     for home in (ray_buffer, sharded):
         monkeypatch.setattr(home, "init_ray", started)
     for options in REFUSED:
@@ -142,7 +139,7 @@ def test_wrong_options_raise_before_ray_is_started(monkeypatch: pytest.MonkeyPat
             ShardedReplayBuffer(**{"num_shards": 2, "storage": partial(LazyTensorStorage, 8), **given})
 
 
-def test_options_of_the_class_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_of_the_class_are_known(monkeypatch):
     class Mine(TensorDictReplayBuffer):
         def __init__(self, mine: int, **options: Any) -> None:
             options.pop("other", None)
@@ -162,7 +159,7 @@ def test_options_of_the_class_are_known(monkeypatch: pytest.MonkeyPatch) -> None
         RayReplayBuffer(replay_buffer_cls=given[1][0], alpha=0.5)
 
 
-def test_a_sharded_buffer_has_the_same_names(remade: Any, tmp_path: Path) -> None:
+def test_a_sharded_buffer_has_the_same_names(remade, tmp_path):
     rb = remade(sticky=False)
     assert (rb.start() is rb, rb.client() is rb, rb.is_alive) == (True, False, True)
     assert (rb.service_backend, rb.transport_kind) == ("ray", "ray")

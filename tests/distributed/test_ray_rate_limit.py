@@ -50,7 +50,7 @@ def _counts(buffer: Any) -> tuple[int, int]:
 # -- timeouts ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_smaller_batch_comes_with_the_last_poll(remote: Any) -> None:
+def test_a_smaller_batch_comes_with_the_last_poll(remote):
     rb = remote(RateLimiter(samples_per_insert=1, min_diff=0, max_diff=40, min_size_to_sample=4))
     rb.extend(rows(0, 6), timeout_s=LONG_S)
     assert (rb.can_insert(34), rb.can_insert(35)) == (True, False)
@@ -69,7 +69,7 @@ def test_a_smaller_batch_comes_with_the_last_poll(remote: Any) -> None:
 # -- rows that are used up --------------------------------------------------------------------------------------------
 
 
-def test_readers_and_threads_divide_the_rows_of_a_queue(remote: Any) -> None:
+def test_readers_and_threads_divide_the_rows_of_a_queue(remote):
     """Each writer's rows come in its order to a reader without prefetch.
 
     Four batches are left: a handle with prefetch takes up to three more than its threads read, which no other one gets.
@@ -90,7 +90,7 @@ def test_readers_and_threads_divide_the_rows_of_a_queue(remote: Any) -> None:
             assert mine == sorted(mine)
 
 
-def test_the_timeout_of_a_prefetched_batch_begins_when_it_is_needed(remote: Any) -> None:
+def test_the_timeout_of_a_prefetched_batch_begins_when_it_is_needed(remote):
     """After a batch has timed out, those requested after it are not drawn when rows arrive."""
     limiter = RateLimiter(timeout_s=0.5)
     rb = remote(limiter, QueueSampler, prefetch=2)
@@ -107,7 +107,7 @@ def test_the_timeout_of_a_prefetched_batch_begins_when_it_is_needed(remote: Any)
     assert [int(rb.sample()["x"][0]) for _ in range(3)] == [24, 32, 40]
 
 
-def test_emptying_ends_requests_made_ahead(remote: Any) -> None:
+def test_emptying_ends_requests_made_ahead(remote):
     rb = remote(QUEUE, QueueSampler, prefetch=3)
     rb.extend(rows(0, 12))
     rb.sample()  # three more batches are waited for in the actor
@@ -129,7 +129,7 @@ def _count_streams(_: Any) -> int:
     return sum(len(one) for one in gc.get_objects() if type(one) is actors.ServedStreams)
 
 
-def test_a_dropped_handle_leaves_nothing_and_a_closed_stream_is_opened_again(remote: Any) -> None:
+def test_a_dropped_handle_leaves_nothing_and_a_closed_stream_is_opened_again(remote):
     rb = remote(QUEUE, QueueSampler, prefetch=2)
     rb.extend(rows(0, 96))
     before = rb.apply(_count_streams)
@@ -166,7 +166,7 @@ def hired(cluster: Any) -> Any:
     return cluster.remote(num_cpus=0, max_concurrency=2)(Worker).remote()
 
 
-def test_a_writer_killed_while_it_waits_or_writes_blocks_no_call(processes: Any, remote: Any) -> None:
+def test_a_writer_killed_while_it_waits_or_writes_blocks_no_call(processes, remote):
     rb = remote(RateLimiter(timeout_s=2.0), QueueSampler, 16)
     before, worker = rb.write_count, hired(processes)
     running = worker.write.remote(rb)
@@ -189,7 +189,7 @@ def test_a_writer_killed_while_it_waits_or_writes_blocks_no_call(processes: Any,
     assert rb.sample()["x"].tolist() == list(range(500, 508))
 
 
-def test_killed_readers_lose_the_batches_requested_ahead(processes: Any, remote: Any) -> None:
+def test_killed_readers_lose_the_batches_requested_ahead(processes, remote):
     rb = remote(QUEUE, QueueSampler, 32)
     workers = [hired(processes), hired(processes)]
     for worker, prefetch in zip(workers, (0, 2), strict=True):
@@ -212,7 +212,7 @@ def test_killed_readers_lose_the_batches_requested_ahead(processes: Any, remote:
 MANY = CONCURRENCY_GROUPS["write"] + 8
 
 
-def test_many_waiting_writers_block_no_other_call(remote: Any) -> None:
+def test_many_waiting_writers_block_no_other_call(remote):
     rb = remote(LIMITER, partial(PrioritizedSampler, 1000, 1.0, 1.0))
     rb.extend(rows(0, 64))
     index = torch.arange(64)

@@ -20,7 +20,7 @@ SCRIPT = Path(__file__).with_name("rpc_worker.py")
 pytestmark = pytest.mark.skipif(not rpc.is_available(), reason="torch was built without RPC")
 
 
-def test_two_processes_share_one_buffer(tmp_path: Path) -> None:
+def test_two_processes_share_one_buffer(tmp_path):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "RENDEZVOUS": f"file://{tmp_path / 'meet'}"}
     workers = [
         subprocess.Popen(
@@ -44,7 +44,7 @@ def test_two_processes_share_one_buffer(tmp_path: Path) -> None:
             worker.wait()
 
 
-def test_in_one_process_it_is_an_ordinary_buffer() -> None:
+def test_in_one_process_it_is_an_ordinary_buffer():
     rb = RemoteTensorDictReplayBuffer(storage=LazyTensorStorage(4), batch_size=3)
     rb.extend(TensorDict({"obs": torch.arange(6)}, [6]))
     assert len(rb) == 4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -17,13 +17,10 @@ from ostinato.errors import CheckpointError, DamagedFileError
 
 from .coroutines import in_loop
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 ERROR = OSError("no room")
 
 
-def test_writes_raise_after_the_bound_until_a_save_succeeds() -> None:
+def test_writes_raise_after_the_bound_until_a_save_succeeds():
     log = SaveLog(3, "/checkpoints", 2, 5.0)
     log.check()
     log.failed(ERROR, 7)
@@ -43,7 +40,7 @@ def test_writes_raise_after_the_bound_until_a_save_succeeds() -> None:
     without_bound.check()
 
 
-def test_a_handle_warns_once_of_each_row_of_failures() -> None:
+def test_a_handle_warns_once_of_each_row_of_failures():
     handle = FailureWarnings(4)
     first, second = SaveFailure(2, (1, 1), "why"), SaveFailure(2, (1, 2), "why again")
     with pytest.warns(RuntimeWarning, match=r"checkpoints of shard 2 of 4 fail \(why\)"):
@@ -60,7 +57,7 @@ def test_a_handle_warns_once_of_each_row_of_failures() -> None:
 
 
 @in_loop
-async def test_the_file_names_the_fields_and_keeps_the_counts_of_the_limiter(tmp_path: Path) -> None:
+async def test_the_file_names_the_fields_and_keeps_the_counts_of_the_limiter(tmp_path):
     assert read_fleet(tmp_path) is None
     rb = ReplayBuffer(storage=LazyTensorStorage(10))
     rb.extend({"obs": torch.zeros(4, 3)})
@@ -83,7 +80,7 @@ async def test_the_file_names_the_fields_and_keeps_the_counts_of_the_limiter(tmp
     assert await other.totals() == (0, 0)
 
 
-def test_damaged_files_and_later_versions_raise(tmp_path: Path) -> None:
+def test_damaged_files_and_later_versions_raise(tmp_path):
     path = tmp_path / "fleet.json"
     for text in ("", "[]", "{}", '{"format": "other", "version": 1}', '{"format": "ostinato-fleet", "version": "1"}'):
         path.write_text(text)
@@ -101,7 +98,7 @@ def test_damaged_files_and_later_versions_raise(tmp_path: Path) -> None:
         read_fleet(tmp_path)
 
 
-def test_an_actor_that_was_replaced_does_not_save(tmp_path: Path) -> None:
+def test_an_actor_that_was_replaced_does_not_save(tmp_path):
     """Also if the clock of the machine of the later one is behind."""
     path = tmp_path / "checkpoints" / "shard-0000-of-0002"
     first = begin_saving(path)

@@ -33,7 +33,7 @@ def sent(data: Any) -> tuple[Any, list[bytearray]]:
     return pickle.loads(pickled, buffers=[memoryview(one).toreadonly() for one in memory]), memory
 
 
-def test_tensors_keep_dtype_shape_and_bits() -> None:
+def test_tensors_keep_dtype_shape_and_bits():
     base = torch.rand(200, 300)
     tensors = [(torch.rand(900, 33) * 100).to(dtype) for dtype in DTYPES]
     tensors += [torch.rand(shape) for shape in ((), (0,), (0, 3), (5,), (7, 3))]
@@ -43,7 +43,7 @@ def test_tensors_keep_dtype_shape_and_bits() -> None:
         same_kind(sent(tensor)[0], tensor.detach().resolve_conj())
 
 
-def test_large_tensors_are_writable_views() -> None:
+def test_large_tensors_are_writable_views():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         back, memory = sent({"large": torch.zeros(1 << 18, dtype=torch.uint8), "small": torch.zeros(8192)})
@@ -57,7 +57,7 @@ def test_large_tensors_are_writable_views() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["f4", "?", "M8[s]", "U3", [("a", "i4"), ("b", "f8")]])
-def test_arrays_are_writable(dtype: Any) -> None:
+def test_arrays_are_writable(dtype):
     for shape in ((), (0, 3), (900, 33)):
         array = np.asarray(np.arange(math.prod(shape)).reshape(shape).astype("i8").astype(dtype), order="F")
         back, _ = sent({"array": array, "object": np.array([None, "x"])})
@@ -68,7 +68,7 @@ def test_arrays_are_writable(dtype: Any) -> None:
         assert back["object"].tolist() == [None, "x"]
 
 
-def test_kinds_and_nesting_are_unchanged() -> None:
+def test_kinds_and_nesting_are_unchanged():
     inner = TensorDict({"y": torch.rand(4, 2)}, [4])
     data = {
         "td": TensorDict({"x": torch.rand(4), "next": inner}, [4]),
@@ -106,13 +106,13 @@ trees = st.recursive(
 
 
 @given(data=trees)
-def test_trees_are_unchanged(data: Any) -> None:
+def test_trees_are_unchanged(data):
     encoded = encode_small(data)
     assert encoded is not None
     same_kind(decode_small(encoded), data)
 
 
-def test_decoded_tensors_are_writable_values() -> None:
+def test_decoded_tensors_are_writable_values():
     flags, x = torch.zeros(3, dtype=torch.bool), torch.zeros(5, dtype=torch.float64)
     encoded = encode_small({"flags": flags, "x": x, "t": ["a", None]})
     assert encoded is not None
@@ -148,6 +148,6 @@ RECURSIVE.append(RECURSIVE)
         {("a", "b"): torch.ones(3)},
     ],
 )
-def test_other_data_is_not_encoded(data: Any) -> None:
+def test_other_data_is_not_encoded(data):
     assert encode_small(data) is None
     assert encode_small({"inside": [data]}) is None

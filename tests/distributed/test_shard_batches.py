@@ -21,7 +21,7 @@ def rows(first: int, count: int) -> tuple[Any, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("many", [2, 20])
-def test_parts_get_their_positions(many: int) -> None:
+def test_parts_get_their_positions(many):
     """Each position of a draw is a window of four rows."""
     where = torch.randperm(3 * many, generator=torch.Generator().manual_seed(many)).view(many, 3)
     parts = [Part(i, *rows(100 * i, 12), at, 0.5**i) for i, at in enumerate(where)]
@@ -38,7 +38,7 @@ def test_parts_get_their_positions(many: int) -> None:
     assert torch.equal(info["priority_weight"], 0.5 ** (owner + 1).float())
 
 
-def test_parts_of_different_schemas_raise_and_dtypes_are_promoted() -> None:
+def test_parts_of_different_schemas_raise_and_dtypes_are_promoted():
     """Rows of a `ListStorage` may have different dtypes, in one buffer as in several shards."""
 
     def joined(*data: Any) -> Any:

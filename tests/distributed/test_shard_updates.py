@@ -66,9 +66,7 @@ def two(shards: ShardedReplayBuffer) -> Two:
 
 
 @pytest.mark.parametrize(("shape", "flat"), [((36,), True), ((9, 4), False), ((2, 3, 6), True)])
-def test_values_reach_their_rows_and_results_are_in_the_order_of_the_index(
-    two: Two, shape: tuple[int, ...], flat: bool
-) -> None:
+def test_values_reach_their_rows_and_results_are_in_the_order_of_the_index(two, shape, flat):
     stale = 1000 * (torch.arange(36) % 5 == 0)
     given: dict[str, Any] = {"version": torch.arange(36).reshape(shape) % 3, "version_key": "version"}
     given |= {"patch": {"state": torch.rand(*((36,) if flat else shape), 2)}, "require_newer": True}
@@ -82,10 +80,10 @@ def test_values_reach_their_rows_and_results_are_in_the_order_of_the_index(
     assert found.stale_count == wanted.stale_count == 8
     for field in ("state", "version", "id"):
         assert torch.equal(two.stored(field), two.one[:][field])
-    assert torch.equal(two.priorities(), two.one.sampler.priorities[:36])  # type: ignore[attr-defined]
+    assert torch.equal(two.priorities(), two.one.sampler.priorities[:36])
 
 
-def test_all_shards_check_before_one_changes(two: Two) -> None:
+def test_all_shards_check_before_one_changes(two):
     state = np.ones((36, 2))
     state[-1] = 1e300  # float32 cannot hold it
     nan = torch.rand(36)
@@ -112,7 +110,7 @@ def test_all_shards_check_before_one_changes(two: Two) -> None:
     assert torch.equal(two.stored("state")[:, 0], two.stored("id"))
 
 
-def test_rows_of_missing_and_empty_shards_are_not_there(cluster: Any, two: Two) -> None:
+def test_rows_of_missing_and_empty_shards_are_not_there(cluster, two):
     """Deletions have the order of their index, too."""
     shards = two.shards._handle(shard_timeout_s=0.3)
     two.shards.reset(2)
@@ -138,7 +136,7 @@ def test_rows_of_missing_and_empty_shards_are_not_there(cluster: Any, two: Two) 
 # -- priorities -------------------------------------------------------------------------------------------------------
 
 
-def test_priorities_go_to_their_shards(two: Two) -> None:
+def test_priorities_go_to_their_shards(two):
     wide = torch.rand(36, 6)  # further dimensions are reduced
     two.shards.update_priority(two.index, wide)
     mine = two.priorities()[two.order]
@@ -155,7 +153,7 @@ def test_priorities_go_to_their_shards(two: Two) -> None:
     assert two.priorities().tolist() == [0.5] * 36
 
 
-def test_invalid_priorities_and_indices_raise_before_anything_is_sent(two: Two) -> None:
+def test_invalid_priorities_and_indices_raise_before_anything_is_sent(two):
     index, rb = two.index[:4], two.shards
     nowhere = join_index(3, torch.tensor([0]))
     before = two.priorities()
@@ -176,6 +174,6 @@ def test_invalid_priorities_and_indices_raise_before_anything_is_sent(two: Two) 
     assert len(rb) == 36
 
 
-def test_shards_without_priorities_warn(remade: Any) -> None:
+def test_shards_without_priorities_warn(remade):
     with pytest.warns(UserWarning, match="has no priorities"):
         remade().update_priority([0], 1.0)

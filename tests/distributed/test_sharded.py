@@ -8,7 +8,7 @@ import time
 import warnings
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -27,9 +27,6 @@ from ..stats.chi_square import p_value
 from ..unit.buffers.refusals import raises
 from .handles import LONG_S, until
 from .rows import Calls, Writer, stored, writing
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'ostinato[ray]'")
 
@@ -57,9 +54,7 @@ def priorities(rb: ShardedReplayBuffer) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("options", [{}, {"prefetch": 2}, {"snapshot_age_s": 1e6}])
-def test_prioritized_draws_and_weights_are_those_of_one_buffer(
-    shards: ShardedReplayBuffer, cluster: Any, options: dict[str, Any]
-) -> None:
+def test_prioritized_draws_and_weights_are_those_of_one_buffer(shards, cluster, options):
     """With a snapshot those of its time, while another process gives rows another priority."""
     index = fill(shards)
     given = 10 ** (3 * torch.rand(sum(SIZES), dtype=torch.float64, generator=torch.Generator().manual_seed(1)) - 2)
@@ -82,9 +77,7 @@ def test_prioritized_draws_and_weights_are_those_of_one_buffer(
     torch.testing.assert_close(weights.double(), expected, rtol=1e-5, atol=0)
 
 
-def test_a_snapshot_serves_many_batches_until_this_process_changes_rows(
-    shards: ShardedReplayBuffer, cluster: Any
-) -> None:
+def test_a_snapshot_serves_many_batches_until_this_process_changes_rows(shards, cluster):
     index = fill(shards)
     rb = shards._handle(snapshot_age_s=1e6)
     rb.sample()
@@ -103,7 +96,7 @@ def test_a_snapshot_serves_many_batches_until_this_process_changes_rows(
 # -- rows -------------------------------------------------------------------------------------------------------------
 
 
-def test_rows_are_read_deleted_and_written_by_shard(shards: ShardedReplayBuffer) -> None:
+def test_rows_are_read_deleted_and_written_by_shard(shards):
     """Pickled handles begin at different shards and stay there; a pinned one stays at its shard."""
     index = fill(shards)
     batch, info = shards.sample(return_info=True)
@@ -138,7 +131,7 @@ def test_rows_are_read_deleted_and_written_by_shard(shards: ShardedReplayBuffer)
 # -- checkpoints and killed shards ------------------------------------------------------------------------------------
 
 
-def test_all_shards_are_saved_and_loaded(shards: ShardedReplayBuffer, tmp_path: Path) -> None:
+def test_all_shards_are_saved_and_loaded(shards, tmp_path):
     fill(shards)
     calls: list[Any] = []
 
@@ -164,9 +157,7 @@ def test_all_shards_are_saved_and_loaded(shards: ShardedReplayBuffer, tmp_path: 
         shards.loads(tmp_path / "elsewhere")
 
 
-def test_a_killed_shard_is_left_out_and_returns_with_its_checkpoint(
-    shards: ShardedReplayBuffer, cluster: Any, tmp_path: Path
-) -> None:
+def test_a_killed_shard_is_left_out_and_returns_with_its_checkpoint(shards, cluster, tmp_path):
     """Under load, and soon after all shards have loaded a checkpoint."""
     shards.dumps(tmp_path)
     shards.loads(tmp_path)
@@ -199,7 +190,7 @@ def test_a_killed_shard_is_left_out_and_returns_with_its_checkpoint(
     assert all(float(kept[int(o)][int(s)]) == 123.0 for o, s in zip(owners, slots, strict=True))
 
 
-def test_one_shard_resumes_without_waiting(cluster: Any, tmp_path: Path) -> None:
+def test_one_shard_resumes_without_waiting(cluster, tmp_path):
     """Rows that replaced as many others are saved, too."""
     storage = partial(LazyTensorStorage, 10)
     make = partial(ShardedReplayBuffer, 1, storage=storage, checkpoint_dir=tmp_path)

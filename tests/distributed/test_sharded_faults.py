@@ -7,7 +7,7 @@ import time
 import warnings
 from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -19,9 +19,6 @@ from ostinato.errors import KindError, OptionError
 from .handles import kill, until
 from .rows import make_rows
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'ostinato[ray]'")
 
 
@@ -31,9 +28,7 @@ def make(**more: Any) -> ShardedReplayBuffer:
     return ShardedReplayBuffer(2, storage=storage, **given)
 
 
-def test_an_unnoticed_restart_warns_and_changes_the_distribution_at_once(
-    cluster: Any, shards: ShardedReplayBuffer
-) -> None:
+def test_an_unnoticed_restart_warns_and_changes_the_distribution_at_once(cluster, shards):
     """Offers of the dead shard are invalid, even if newer offers exist."""
     rb = shards._handle(prefetch=1)
     rb.pinned(1).extend(make_rows(1000, 4))
@@ -65,7 +60,7 @@ def test_an_unnoticed_restart_warns_and_changes_the_distribution_at_once(
     assert int((owners == 1).sum()) < 60, "of 1792 rows 14 are expected"
 
 
-def test_a_shard_that_cannot_return_is_left_out_with_a_warning(cluster: Any, tmp_path: Path) -> None:
+def test_a_shard_that_cannot_return_is_left_out_with_a_warning(cluster, tmp_path):
     with closing(make(checkpoint_dir=tmp_path, shard_timeout_s=20.0)) as rb:
         for shard in range(2):
             rb.pinned(shard).extend(make_rows(100 * shard, 50))
@@ -90,7 +85,7 @@ def test_a_shard_that_cannot_return_is_left_out_with_a_warning(cluster: Any, tmp
         assert list(rb.missing) == [1]
 
 
-def test_any_handle_closes_the_shards_without_waiting(cluster: Any) -> None:
+def test_any_handle_closes_the_shards_without_waiting(cluster):
     limiter = RateLimiter(min_size_to_sample=100, timeout_s=600.0)
     rb = make(rate_limiter=limiter, prefetch=2, placement="PACK")
     raised: list[Exception] = []
@@ -114,7 +109,7 @@ def test_any_handle_closes_the_shards_without_waiting(cluster: Any) -> None:
     assert len(raised) == 1
 
 
-def test_invalid_options_and_indices(shards: ShardedReplayBuffer) -> None:
+def test_invalid_options_and_indices(shards):
     own = partial(ReplayBuffer, rate_limiter=RateLimiter(min_size_to_sample=2))
     options: list[Any] = [
         ({"placement": "STRICT_SPREAD"}, "needs a node for each of 2 shards, the cluster has 1"),
@@ -127,7 +122,7 @@ def test_invalid_options_and_indices(shards: ShardedReplayBuffer) -> None:
             make(**given)
     for shard in (1.5, True, "1", 3):
         with pytest.raises(OptionError, match="shard must be an integer"):
-            shards.pinned(shard)  # type: ignore[arg-type]
+            shards.pinned(shard)
     for wrong in (slice(0, 3), "x"):
         with pytest.raises(KindError):
             shards[wrong]

@@ -64,7 +64,7 @@ def kill_a_writer(cluster: Any, rb: ShardedReplayBuffer) -> None:
 # -- the limiter ------------------------------------------------------------------------------------------------------
 
 
-def test_shards_give_as_many_rows_as_the_limiter_allows_and_errors_say_why(cluster: Any, remade: Any) -> None:
+def test_shards_give_as_many_rows_as_the_limiter_allows_and_errors_say_why(cluster, remade):
     rb = remade(RateLimiter(samples_per_insert=1, min_diff=0, max_diff=40, min_size_to_sample=4), sticky=False)
     assert (rb.can_sample(), rb.can_sample(1), rb.can_insert(40), rb.can_insert(41)) == (False, False, True, False)
     with pytest.raises(WaitTimeoutError, match=r"0 row\(s\) can be drawn, min_size_to_sample is 4"):
@@ -93,7 +93,7 @@ def test_shards_give_as_many_rows_as_the_limiter_allows_and_errors_say_why(clust
     assert len(rb) == 6
 
 
-def test_a_killed_writer_blocks_no_other_call(processes: Any, remade: Any) -> None:
+def test_a_killed_writer_blocks_no_other_call(processes, remade):
     rb = remade(RateLimiter(samples_per_insert=1, error_buffer=64, min_size_to_sample=16))
     kill_a_writer(processes, rb)
     writer = threading.Thread(target=write, args=(rb, 0, 10))
@@ -104,7 +104,7 @@ def test_a_killed_writer_blocks_no_other_call(processes: Any, remade: Any) -> No
     assert not writer.is_alive()
 
 
-def test_calls_time_out_while_the_limiter_is_stopped(cluster: Any, remade: Any) -> None:
+def test_calls_time_out_while_the_limiter_is_stopped(cluster, remade):
     rb = remade(RateLimiter(samples_per_insert=1, error_buffer=1000))
     rb.extend(rows(16))
     quick = rb._handle(call_timeout_s=1.0)
@@ -120,7 +120,7 @@ def test_calls_time_out_while_the_limiter_is_stopped(cluster: Any, remade: Any) 
     until(lambda: totals(cluster, rb) == (16, 16))  # abandoned calls do not count
 
 
-def test_calls_of_threads_are_counted(cluster: Any, remade: Any) -> None:
+def test_calls_of_threads_are_counted(cluster, remade):
     rb = remade(RateLimiter(samples_per_insert=1, error_buffer=20_000, min_size_to_sample=8))
     rb.extend(rows(8), timeout_s=60.0)
     client, (written, drawn) = rb._writer._limiter, totals(cluster, rb)
@@ -137,7 +137,7 @@ def test_calls_of_threads_are_counted(cluster: Any, remade: Any) -> None:
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
-def test_a_queue_returns_each_row_once_in_the_order_of_its_shard(remade: Any, prefetch: int) -> None:
+def test_a_queue_returns_each_row_once_in_the_order_of_its_shard(remade, prefetch):
     rb = remade(None, QueueSampler, 64, prefetch=prefetch)
     writers = [threading.Thread(target=write, args=(rb, i, 20, 1000 * i)) for i in range(2)]
     for writer in writers:
@@ -170,7 +170,7 @@ def test_a_queue_returns_each_row_once_in_the_order_of_its_shard(remade: Any, pr
 # -- full, stopped and busy shards ------------------------------------------------------------------------------------
 
 
-def test_waits_for_the_limiter_and_for_room_share_one_time(cluster: Any, remade: Any) -> None:
+def test_waits_for_the_limiter_and_for_room_share_one_time(cluster, remade):
     rb = remade(RateLimiter(samples_per_insert=1, error_buffer=1000, min_size_to_sample=8), QueueSampler, 16)
     writer = rb.pinned(0)
     writer.extend(rows(16), timeout_s=5.0)
@@ -182,7 +182,7 @@ def test_waits_for_the_limiter_and_for_room_share_one_time(cluster: Any, remade:
     assert rb.sample(timeout_s=5.0)["x"].tolist() == list(range(16))
 
 
-def test_the_call_of_a_dead_writer_ends_at_a_full_queue(processes: Any, remade: Any) -> None:
+def test_the_call_of_a_dead_writer_ends_at_a_full_queue(processes, remade):
     rb = remade(None, QueueSampler, 16)
     rb.pinned(0).extend(rows(16))
     kill_a_writer(processes, rb)
@@ -191,7 +191,7 @@ def test_the_call_of_a_dead_writer_ends_at_a_full_queue(processes: Any, remade: 
         rb.sample(8, timeout_s=0.3)  # the dead writer has written nothing
 
 
-def test_a_write_skips_a_stopped_shard(cluster: Any, remade: Any) -> None:
+def test_a_write_skips_a_stopped_shard(cluster, remade):
     rb = remade(shard_timeout_s=0.5)
     rb.pinned(1).extend(rows(8))  # fixes the schema, for which all shards are asked
     with stopped(cluster, rb.actors[0]), pytest.warns(RuntimeWarning, match="shard 0 of 2 does not answer"):
@@ -200,7 +200,7 @@ def test_a_write_skips_a_stopped_shard(cluster: Any, remade: Any) -> None:
     assert (found.result >> 40).tolist() == [1] * 8
 
 
-def test_a_busy_shard_gets_its_rows_once(cluster: Any, remade: Any) -> None:
+def test_a_busy_shard_gets_its_rows_once(cluster, remade):
     rb = remade(shard_timeout_s=0.2)
     held = [rb.actors[0].apply.options(concurrency_group="write").remote(_sleep) for _ in range(32)]
     index = rb.pinned(0).extend(rows(8))  # behind them, long after its timeout
@@ -217,7 +217,7 @@ def _sleep(_: Any) -> None:
 # -- versions ---------------------------------------------------------------------------------------------------------
 
 
-def test_only_rows_of_the_newest_policies_are_drawn(cluster: Any, remade: Any) -> None:
+def test_only_rows_of_the_newest_policies_are_drawn(cluster, remade):
     """The newest version of all shards counts; draws are uniform over the recent rows."""
     storage = partial(LazyTensorStorage, 200)
     made = ShardedReplayBuffer(2, storage=storage, version_key="version", batch_size=512, remote_config={"num_cpus": 0})

@@ -42,7 +42,7 @@ def rows_of(rb: ShardedReplayBuffer) -> list[int]:
     return [one.rows for one in rb.report()]
 
 
-def test_a_worker_with_other_rows_does_not_spoil_the_fleet(shards: ShardedReplayBuffer) -> None:
+def test_a_worker_with_other_rows_does_not_spoil_the_fleet(shards):
     shards.pinned(0).extend(FLOATS)
     with pytest.raises(SchemaError, match="were removed"):
         shards.apply(lambda buffer: None if len(buffer) else buffer.extend(rows(obs=torch.zeros(20, 3))))
@@ -61,7 +61,7 @@ def test_a_worker_with_other_rows_does_not_spoil_the_fleet(shards: ShardedReplay
     assert "obs" not in shards.sample(4)
 
 
-def test_single_shards(shards: ShardedReplayBuffer, tmp_path: Path) -> None:
+def test_single_shards(shards, tmp_path):
     for i in range(3):
         shards.pinned(i).extend(FLOATS)
     shards.dumps(tmp_path)
@@ -82,7 +82,7 @@ def test_single_shards(shards: ShardedReplayBuffer, tmp_path: Path) -> None:
             call(3)
 
 
-def test_restarted_actors_keep_the_schema(shards: ShardedReplayBuffer, cluster: Any) -> None:
+def test_restarted_actors_keep_the_schema(shards, cluster):
     shards.checkpoint()  # of no rows
     shards.pinned(0).extend(FLOATS)
     shards.pinned(1).extend(FLOATS)
@@ -98,7 +98,7 @@ def test_restarted_actors_keep_the_schema(shards: ShardedReplayBuffer, cluster: 
     assert shards.sample(50)["obs"].dtype is torch.float32
 
 
-def test_checkpoints_that_contradict_each_other_change_nothing(shards: ShardedReplayBuffer, tmp_path: Path) -> None:
+def test_checkpoints_that_contradict_each_other_change_nothing(shards, tmp_path):
     for name, first in {"one": FLOATS, "two": DOUBLES}.items():
         shards.reset()
         for i in range(3):
@@ -134,7 +134,7 @@ def replaced(part: Path) -> bool:
     return part.is_file()
 
 
-def test_checkpoints_that_fail(cluster: Any, tmp_path: Path) -> None:
+def test_checkpoints_that_fail(cluster, tmp_path):
     directory = tmp_path / "saved"
     part = directory / "shard-0001-of-0002"
     limiter = RateLimiter(samples_per_insert=2.0, min_size_to_sample=5, error_buffer=1000.0)

@@ -53,7 +53,7 @@ def rows_of(found: list[Any]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("age_s", "ahead"), [(0.0, True), (LONG_S, False)])
-def test_uniform_draws_of_unequal_shards(age_s: float, ahead: bool) -> None:
+def test_uniform_draws_of_unequal_shards(age_s, ahead):
     """They are mixed over the positions of a batch."""
     shards = fleet([1, 0, 7, 20, 100, 0])
     found = rows_of(batches(sampler_of(shards, age_s), 500, 16, Snapshot() if ahead else None))
@@ -73,7 +73,7 @@ def calls_of(shards: LocalShards, number: int, draw: Callable[[], Any]) -> float
     return sum(shards.calls.values()) / number
 
 
-def test_a_batch_calls_only_the_shards_that_are_drawn() -> None:
+def test_a_batch_calls_only_the_shards_that_are_drawn():
     shards = fleet([20] * 100)
     sampler = sampler_of(shards, LONG_S)
     # 100 * (1 - 0.99 ** 32) = 27.5 shards have rows in a batch of 32; every 32nd batch calls all of them
@@ -82,14 +82,14 @@ def test_a_batch_calls_only_the_shards_that_are_drawn() -> None:
     assert calls_of(shards, 16, lambda: batches(fresh, 1, 32)) > 100
 
 
-def test_few_shards_have_offers_of_their_own_for_each_batch() -> None:
+def test_few_shards_have_offers_of_their_own_for_each_batch():
     assert [read_age(*given) for given in ((None, MANY_SHARDS - 1), (None, MANY_SHARDS), (5, 2))] == [0.0, 1.0, 5.0]
 
 
 # -- what is seen of writes -------------------------------------------------------------------------------------------
 
 
-def test_a_learner_that_changes_most_shards_gets_offers_of_one_batch() -> None:
+def test_a_learner_that_changes_most_shards_gets_offers_of_one_batch():
     """Draws for later batches would be made in vain; as soon as it changes fewer, offers are long again."""
     shards = fleet([10] * 20, prioritized)
     sampler = sampler_of(shards, LONG_S)
@@ -107,7 +107,7 @@ def test_a_learner_that_changes_most_shards_gets_offers_of_one_batch() -> None:
 # -- rows that draws use up -------------------------------------------------------------------------------------------
 
 
-def test_a_queue_calls_the_shards_that_have_rows() -> None:
+def test_a_queue_calls_the_shards_that_have_rows():
     """Another reader takes rows, too: nothing is lost, and nothing is read twice."""
     shards = fleet([300, 0, 200, 0, 100] + [0] * 95, QueueSampler)
     reader = sampler_of(shards, LONG_S, consuming=True)

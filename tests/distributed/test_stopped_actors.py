@@ -15,7 +15,6 @@ from ostinato import (
     LazyTensorStorage,
     PrioritizedSampler,
     RayReplayBuffer,
-    ShardedReplayBuffer,
     TensorDictReplayBuffer,
 )
 from ostinato.errors import LostBufferError, NoAnswerError, OptionError
@@ -25,7 +24,6 @@ from .handles import all_at_once, outcome, stopped, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'ostinato[ray]'")
 
@@ -79,7 +77,7 @@ def quick(rb: RayReplayBuffer, **more: Any) -> RayReplayBuffer:
     return rb._handle(call_timeout_s=CALL_S, **more)
 
 
-def test_times_of_calls_are_checked_before_anything_is_sent(one: RayReplayBuffer, fleet: ShardedReplayBuffer) -> None:
+def test_times_of_calls_are_checked_before_anything_is_sent(one, fleet):
     for rb, calls in ((one, TIMED), (fleet, SHARD_TIMED)):
         for call in calls.values():
             bads: list[Any] = [np.bool_(0), -0.5, math.nan, "1", 1j]
@@ -92,7 +90,7 @@ def test_times_of_calls_are_checked_before_anything_is_sent(one: RayReplayBuffer
         assert one.can_sample(timeout_s=timeout_s)
 
 
-def test_work_that_takes_long_goes_on(one: RayReplayBuffer, tmp_path: Path) -> None:
+def test_work_that_takes_long_goes_on(one, tmp_path):
     one.apply(_slow_saves)
     calls: dict[str, Any] = {
         "apply": partial(quick(one).apply, _sleep),
@@ -108,7 +106,7 @@ def test_work_that_takes_long_goes_on(one: RayReplayBuffer, tmp_path: Path) -> N
     one.dumps(tmp_path / "saved", timeout_s=math.inf)
 
 
-def test_a_call_of_a_stopped_actor_ends(cluster: Any) -> None:
+def test_a_call_of_a_stopped_actor_ends(cluster):
     """Its calls change the buffer when the actor goes on, and it is shut down."""
     with closing(make_one()) as one:
         calls: dict[str, Any] = {
@@ -148,7 +146,7 @@ FREE = {"can_insert", "synchronize"}
 
 
 @pytest.mark.parametrize("silent", [1, 3])
-def test_calls_leave_stopped_shards_out_or_raise(cluster: Any, shards: ShardedReplayBuffer, silent: int) -> None:
+def test_calls_leave_stopped_shards_out_or_raise(cluster, shards, silent):
     for shard in range(3):
         shards.pinned(shard).extend(rows())
     shards.dumps(BY_NAME["path"])

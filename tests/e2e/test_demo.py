@@ -30,7 +30,7 @@ def report() -> Report:
     return train(replace(DqnConfig().over(400), capacity=250, patience=0, evaluation_episodes=4))
 
 
-def test_a_short_run_reports_what_it_did(report: Report) -> None:
+def test_a_short_run_reports_what_it_did(report):
     assert report.steps == 400
     assert len(report.buffer) == 250
     assert report.updates == 2 * 91, "every round of 4 steps from the one that completes the warm-up"
@@ -46,7 +46,7 @@ def test_a_short_run_reports_what_it_did(report: Report) -> None:
     assert 0 < report.buffer_s < report.seconds
 
 
-def test_the_same_seed_gives_the_same_run_and_leaves_global_state_alone(report: Report) -> None:
+def test_the_same_seed_gives_the_same_run_and_leaves_global_state_alone(report):
     torch.manual_seed(123)
     state, threads = torch.get_rng_state(), torch.get_num_threads()
     again = train(report.config)
@@ -57,7 +57,7 @@ def test_the_same_seed_gives_the_same_run_and_leaves_global_state_alone(report: 
     assert torch.get_num_threads() == threads
 
 
-def test_the_checkpoint_reopens_and_goes_on(report: Report, tmp_path: Path) -> None:
+def test_the_checkpoint_reopens_and_goes_on(report, tmp_path):
     reopened = save_and_reopen(report, tmp_path / "checkpoint")
     assert (reopened.rows, reopened.batches) == (250, 5)
     seen = inspect_checkpoint(tmp_path / "checkpoint")
@@ -67,7 +67,7 @@ def test_the_checkpoint_reopens_and_goes_on(report: Report, tmp_path: Path) -> N
     assert (fields["step"].minimum, fields["step"].maximum) == (150, 399)
 
 
-def test_a_checkpoint_that_goes_on_differently_is_an_error(report: Report, tmp_path: Path) -> None:
+def test_a_checkpoint_that_goes_on_differently_is_an_error(report, tmp_path):
     class Forgetful:
         """A buffer that draws once more after it was saved."""
 
@@ -79,10 +79,10 @@ def test_a_checkpoint_that_goes_on_differently_is_an_error(report: Report, tmp_p
             return report.buffer.sample()
 
     with pytest.raises(CheckpointError, match=r"batch 0 after reopening .* differs"):
-        save_and_reopen(replace(report, buffer=Forgetful()), tmp_path / "checkpoint")  # type: ignore[arg-type]
+        save_and_reopen(replace(report, buffer=Forgetful()), tmp_path / "checkpoint")
 
 
-def test_the_command_writes_everything(tmp_path: Path) -> None:
+def test_the_command_writes_everything(tmp_path):
     out = tmp_path / "out"
     done = run_process("demo", "--steps", "300", "--seed", "3", str(out))
     assert done.returncode == 0, done.stderr
@@ -103,7 +103,7 @@ def test_the_command_writes_everything(tmp_path: Path) -> None:
     assert run_here("demo", "--n-step", "0").returncode == 2
 
 
-def test_a_prioritized_run_with_three_steps() -> None:
+def test_a_prioritized_run_with_three_steps():
     told: list[TrainingState] = []
     config = replace(DqnConfig(prioritized=True, n_step=3).over(400), capacity=250, patience=0, evaluation_episodes=2)
     report = train(config, told.append)
@@ -126,7 +126,7 @@ def test_a_prioritized_run_with_three_steps() -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("n_step", [1, 3])
 @pytest.mark.parametrize("by_error", [False, True])
-def test_full_runs_learn(by_error: bool, n_step: int) -> None:
+def test_full_runs_learn(by_error, n_step):
     """The promise: 400 or more within 3 minutes on two CPU cores, for at least 4 of 5 seeds."""
     reports = [train(DqnConfig(seed=seed, prioritized=by_error, n_step=n_step)) for seed in range(5)]
     learned = [report.kept_return >= 400 and report.seconds < 180 for report in reports]

@@ -21,7 +21,7 @@ def upright(observations: torch.Tensor) -> torch.Tensor:
     return (3.0 * angle + turn + 0.1 * position + 0.3 * speed > 0).long()
 
 
-def test_the_time_limit_truncates_and_does_not_terminate() -> None:
+def test_the_time_limit_truncates_and_does_not_terminate():
     collector = Collector(seed=1)
     rows = collector.collect(501, upright, epsilon=0.0)
     assert rows["truncated"].nonzero().tolist() == [[499]]
@@ -32,7 +32,7 @@ def test_the_time_limit_truncates_and_does_not_terminate() -> None:
     collector.close()
 
 
-def test_goals_bootstrap_on_truncation_but_not_on_termination() -> None:
+def test_goals_bootstrap_on_truncation_but_not_on_termination():
     config = DqnConfig(gamma=0.9, reward_scale=0.5)
     state = torch.get_rng_state()
     learner = Agent(config, EnvSpec(4, 2, (1.0,) * 4), torch.Generator().manual_seed(0))
@@ -57,7 +57,7 @@ def test_goals_bootstrap_on_truncation_but_not_on_termination() -> None:
     assert learner.targets(several)[2] == 0.5
 
 
-def test_settings_are_checked_and_short_runs_shrink_the_phases() -> None:
+def test_settings_are_checked_and_short_runs_shrink_the_phases():
     settings: dict[str, Any]
     for settings, message in (
         ({"steps": 0}, "steps must be at least 1, got 0"),

@@ -83,9 +83,7 @@ def check_picture(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NEEDS)
-def test_an_example_shows_progress_and_ends_with_a_picture(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_example_shows_progress_and_ends_with_a_picture(name, tmp_path, capsys):
     picture = tmp_path / "here.png"
     with pytest.raises(SystemExit) as ended:
         load(name).main(["--help"])
@@ -105,7 +103,7 @@ def test_an_example_shows_progress_and_ends_with_a_picture(
     assert [path.name for path in tmp_path.iterdir()] == ["here.png"], "an example leaves no other files"
 
 
-def test_every_example_is_tested_and_in_the_gallery() -> None:
+def test_every_example_is_tested_and_in_the_gallery():
     names = {path.stem for path in EXAMPLES.glob("*.py")}
     assert names == {*NEEDS, RAY}
     page = (EXAMPLES / "README.md").read_text()
@@ -122,7 +120,7 @@ def test_every_example_is_tested_and_in_the_gallery() -> None:
 
 
 @pytest.mark.ray
-def test_actors_and_one_learner_work_together(tmp_path: Path) -> None:
+def test_actors_and_one_learner_work_together(tmp_path):
     command = [sys.executable, str(EXAMPLES / f"{RAY}.py"), "--quick"]
     text = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
     assert f"picture: {RAY}.png" in text.splitlines()  # Ray may have the last word
@@ -135,7 +133,7 @@ def test_actors_and_one_learner_work_together(tmp_path: Path) -> None:
     assert drawn >= 40 * 128
 
 
-def test_priorities_save_replays() -> None:
+def test_priorities_save_replays():
     """With 510 transitions, of which one is rewarded, uniform draws need at least four times as many of them."""
     example = load("prioritized_cliffwalk")
     counts = {
@@ -148,7 +146,7 @@ def test_priorities_save_replays() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_memory_needs_a_network_that_remembers_and_a_burn_in() -> None:
+def test_memory_needs_a_network_that_remembers_and_a_burn_in():
     example = load("recurrent_burn_in")
     for name, runs in example.run(example.Settings(), 2).items():
         for _, turns in (run[-1] for run in runs):
@@ -157,7 +155,7 @@ def test_memory_needs_a_network_that_remembers_and_a_burn_in() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_hindsight_learns_where_nothing_else_does() -> None:
+def test_hindsight_learns_where_nothing_else_does():
     example = load("hindsight_bit_flip")
     with_it, without = example.run(example.Settings(), 1).values()
     assert with_it[0][-1][1] >= 0.95

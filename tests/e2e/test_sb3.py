@@ -46,7 +46,7 @@ def train(algorithm: str, buffer: type[host.ReplayBuffer], steps: int, buffer_si
 
 
 @pytest.mark.parametrize(("algorithm", "steps", "buffer_size"), [("SAC", 230, 150), ("DQN", 900, 600)])
-def test_the_same_draws_teach_the_same_bit_for_bit(algorithm: str, steps: int, buffer_size: int) -> None:
+def test_the_same_draws_teach_the_same_bit_for_bit(algorithm, steps, buffer_size):
     """Over a ring that has wrapped, and ends by time limit: episodes of the pendulum have no others."""
     ours, theirs = (
         train(algorithm, kind, steps, buffer_size).policy.state_dict() for kind in (ReplayBuffer, SameDraws)

@@ -21,13 +21,13 @@ def rows(count: int, device: str = "cuda", first: int = 0) -> dict[str, torch.Te
     return {"obs": number[:, None] * torch.ones(4, device=device), "id": number}
 
 
-def test_generator_of_another_device_is_refused() -> None:
+def test_generator_of_another_device_is_refused():
     rb = ReplayBuffer(storage=LazyTensorStorage(10, device="cuda"), generator=torch.Generator())
     with pytest.raises(ValueError, match="generator lives on cpu"):
         rb.extend(rows(5))
 
 
-def test_pinned_batches_reach_the_gpu_whole() -> None:
+def test_pinned_batches_reach_the_gpu_whole():
     rb = ReplayBuffer(
         storage=LazyTensorStorage(10_000),
         batch_size=256,
@@ -45,7 +45,7 @@ def test_pinned_batches_reach_the_gpu_whole() -> None:
     assert seen.item() == 0
 
 
-def test_prefetched_batches_are_read_on_the_stream_of_the_caller() -> None:
+def test_prefetched_batches_are_read_on_the_stream_of_the_caller():
     rb = ReplayBuffer(storage=LazyTensorStorage(1000, device="cuda"), batch_size=256, prefetch=2)
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     with torch.cuda.stream(stream):
@@ -57,7 +57,7 @@ def test_prefetched_batches_are_read_on_the_stream_of_the_caller() -> None:
             assert bool((batch["obs"][:, 0] == batch["id"]).all())
 
 
-def test_batches_moved_to_the_cpu_are_whole() -> None:
+def test_batches_moved_to_the_cpu_are_whole():
     rb = ReplayBuffer(storage=LazyTensorStorage(100_000, device="cuda"), batch_size=65_536, transform=ToDevice("cpu"))
     rb.extend(rows(100_000))
     for _ in range(20):
@@ -66,7 +66,7 @@ def test_batches_moved_to_the_cpu_are_whole() -> None:
         assert bool((batch["obs"][:, 0] == batch["id"]).all())
 
 
-def test_rows_of_objectrl_move_with_the_storing_device() -> None:
+def test_rows_of_objectrl_move_with_the_storing_device():
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
     buffer = ObjectBuffer(device=cuda, storing_device=cpu, buffer_size=20)
     buffer.add_batch(TensorDict({"id": torch.arange(10)}, [10]))
@@ -98,7 +98,7 @@ def captured(buffer: AmpBuffer, n: int) -> tuple[torch.cuda.CUDAGraph, dict[str,
     return graph, batch
 
 
-def test_replays_draw_on() -> None:
+def test_replays_draw_on():
     """Sixteen rows were drawn before the capture, none by it: the replays end that pass and make two more."""
     buffer = AmpBuffer(64, torch.device("cuda"))
     buffer.store(rows(64))
@@ -112,7 +112,7 @@ def test_replays_draw_on() -> None:
     assert len(set(ids(buffer.sample(64)))) == 64
 
 
-def test_replays_meet_rows_stored_since_the_capture() -> None:
+def test_replays_meet_rows_stored_since_the_capture():
     buffer = AmpBuffer(100, torch.device("cuda"))
     buffer.store(rows(10))
     graph, batch = captured(buffer, 10)
@@ -127,7 +127,7 @@ def test_replays_meet_rows_stored_since_the_capture() -> None:
     assert min(ids(batch)) >= 100
 
 
-def test_a_capture_needs_a_draw_before_it_and_stores_none() -> None:
+def test_a_capture_needs_a_draw_before_it_and_stores_none():
     buffer = AmpBuffer(100, torch.device("cuda"))
     data = rows(10)
     buffer.store(data)

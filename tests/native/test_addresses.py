@@ -139,7 +139,7 @@ def nulled(arguments: list[Any]) -> Iterator[list[Any]]:
 
 
 @pytest.mark.parametrize(("name", "arguments"), [*entry_points()], ids=lambda x: x if type(x) is str else "")
-def test_a_null_address_raises(native: ModuleType, name: str, arguments: list[Any]) -> None:
+def test_a_null_address_raises(native, name, arguments):
     owner, _, method = name.rpartition(".")
     if not hasattr(MAKERS[owner](native), method):
         pytest.skip(f"{name} is not on this platform")
@@ -155,7 +155,7 @@ def test_a_null_address_raises(native: ModuleType, name: str, arguments: list[An
     MEMORY[:] = 0
 
 
-def test_memory_of_objects_needs_an_address(native: ModuleType) -> None:
+def test_memory_of_objects_needs_an_address(native):
     with pytest.raises(ValueError, match="address"):
         native.SingleCopy(ROWS, 1, ROWS, 0)
     if hasattr(native, "SharedRing"):
@@ -163,7 +163,7 @@ def test_memory_of_objects_needs_an_address(native: ModuleType) -> None:
             native.SharedRing(0, ROWS, True, True)
 
 
-def test_nothing_to_do_needs_no_address(native: ModuleType) -> None:
+def test_nothing_to_do_needs_no_address(native):
     """Empty tensors say 0."""
     tree(native).get(0, 0, 0)
     episodes(native).window(0, 0, 1, 1, 1, 0, 0)
@@ -176,7 +176,7 @@ def test_nothing_to_do_needs_no_address(native: ModuleType) -> None:
     MEMORY[:] = 0
 
 
-def test_sources_in_guarded_memory_are_not_compared(native: ModuleType) -> None:
+def test_sources_in_guarded_memory_are_not_compared(native):
     made, source = single_copy(native), np.zeros(2 * ROWS, np.int64)
     call = 0, ROWS, [address(source)], [address(source)], AT, AT
     assert made.compare(*call) >= 0

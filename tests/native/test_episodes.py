@@ -47,7 +47,7 @@ def filled(native: ModuleType, capacity: int, length: int) -> Any:
     return table
 
 
-def test_any_number_draws_a_row(native: ModuleType) -> None:
+def test_any_number_draws_a_row(native):
     """Callers promise 63 bits; a broken promise must not read foreign memory."""
     table = filled(native, 100, 7)
     handle = table.add_need(4)
@@ -73,7 +73,7 @@ def arrays_of(table: Any) -> list[NDArray[Any]]:
 @pytest.mark.parametrize(
     ("which", "value"), [(0, -2), (0, 4), (2, 2), (2, -1), (3, 2), (5, -1), (5, 4), ("cursor", 8), ("present", 9)]
 )
-def test_a_state_that_points_outside_changes_nothing(native: ModuleType, which: int | str, value: int) -> None:
+def test_a_state_that_points_outside_changes_nothing(native, which, value):
     table = native.Episodes(8, 2)
     record(table, 2, ends=[True, False])
     record(table, 6, ends=[False, False, True, False, False, False])
@@ -102,7 +102,7 @@ def random_write(table: Any, random: np.random.Generator) -> None:
 
 
 @given(capacity=st.integers(1, 40), seed=st.integers(0, 2**32))
-def test_any_history_can_be_asked_and_saved(native: ModuleType, capacity: int, seed: int) -> None:
+def test_any_history_can_be_asked_and_saved(native, capacity, seed):
     """For the sanitizers: what the answers are is tested in `unit/core/test_episodes.py`."""
     random = np.random.default_rng(seed)
     table, loaded, every = native.Episodes(capacity, 1), native.Episodes(capacity, 1), np.arange(capacity)

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from .tables import LAYOUTS, address, gather, in_rows, make, slots_of
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 # Sizes with a kernel of their own, their neighbours, and those where prefetching changes its pace.
 SIZES = [0, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 24, 31, 32, 33, 48, 63, 64, 65, 68, 96, 112, 127, 128, 129]
@@ -24,9 +19,7 @@ layouts = st.sampled_from(LAYOUTS)
 
 
 @given(layout=layouts, sizes=field_sizes, segments=segment_rows, data=st.data())
-def test_gather_gives_the_rows_asked_for(
-    native: ModuleType, layout: str, sizes: list[int], segments: list[int], data: st.DataObject
-) -> None:
+def test_gather_gives_the_rows_asked_for(native, layout, sizes, segments, data):
     """Indices that all fields share, indices of each field's own, and another number of rows for each field."""
     table = make(native, layout, sizes, segments)
     n = data.draw(st.integers(0, 90))
@@ -45,7 +38,7 @@ def test_gather_gives_the_rows_asked_for(
         np.testing.assert_array_equal(got, field[pool[0][:count]])
 
 
-def test_every_row_size_at_every_block_edge(native: ModuleType) -> None:
+def test_every_row_size_at_every_block_edge(native):
     for size in SIZES:
         table = in_rows(native, [3, size, 1], [50, 9], gap=2)
         contents = table.contents()
@@ -56,9 +49,7 @@ def test_every_row_size_at_every_block_edge(native: ModuleType) -> None:
 
 
 @given(layout=layouts, sizes=field_sizes, segments=segment_rows, data=st.data())
-def test_an_index_out_of_range_leaves_every_batch_untouched(
-    native: ModuleType, layout: str, sizes: list[int], segments: list[int], data: st.DataObject
-) -> None:
+def test_an_index_out_of_range_leaves_every_batch_untouched(native, layout, sizes, segments, data):
     table = make(native, layout, sizes, segments)
     rows = sum(segments)
     picked = data.draw(st.lists(st.integers(0, rows - 1), max_size=40))

@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 from .tables import address, slots_of
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from .tables import Slots
 
 Span = tuple[int, int]
@@ -24,7 +22,7 @@ def meet(a: Span, b: Span) -> bool:
 
 
 @given(data=st.data())
-def test_overlap_is_found_for_any_set_of_fields(native: ModuleType, data: st.DataObject) -> None:
+def test_overlap_is_found_for_any_set_of_fields(native, data):
     """Fields anywhere in one block, in any order, one on another too; sources anywhere in it."""
     block = np.zeros(600, np.uint8)
     fields, spans, sizes = native.Fields(), [], []

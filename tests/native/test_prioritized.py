@@ -84,17 +84,17 @@ def sources(capacity: int, written: int) -> tuple[tuple[int, ...], Integers, Int
     eps=st.sampled_from([0.0, 1e-3]),
 )
 def test_an_update_leaves_what_plain_python_leaves(
-    native: ModuleType,
-    capacity: int,
-    seed: int,
-    laps: float,
-    checked: bool,
-    in_ring: bool,
-    single: bool,
-    hide: bool,
-    alpha: float,
-    eps: float,
-) -> None:
+    native,
+    capacity,
+    seed,
+    laps,
+    checked,
+    in_ring,
+    single,
+    hide,
+    alpha,
+    eps,
+):
     random, written = np.random.default_rng(seed), max(1, int(capacity * laps))
     rows = min(written, capacity)
     table = Table(native, capacity, eps=eps, alpha=alpha)
@@ -125,7 +125,7 @@ def test_an_update_leaves_what_plain_python_leaves(
 
 
 @pytest.mark.parametrize("alpha", [1e-3, 0.5, 0.6, 0.999, 1.0, 2.0, 3.7, 2000.0])
-def test_powers_are_right_to_the_last_digits(native: ModuleType, alpha: float) -> None:
+def test_powers_are_right_to_the_last_digits(native, alpha):
     """Over all magnitudes, and near 1, where errors of a logarithm show most."""
     random = np.random.default_rng(int(alpha * 1000))
     span = min(306.0, 280 / alpha)

@@ -22,8 +22,6 @@ from tests.threads import together
 from .tables import LAYOUTS, address, in_columns, make, runs_beside
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from .tables import Bytes, Slots, Table
 
 SIZES = (68, 24, 4, 1, 400)
@@ -82,7 +80,7 @@ class Ring:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_batch_whose_generations_are_unchanged_is_not_torn(native: ModuleType, layout: str) -> None:
+def test_a_batch_whose_generations_are_unchanged_is_not_torn(native, layout):
     ring = Ring(make(native, layout, SIZES, [CAPACITY // 2, CAPACITY // 2]))
     ring.extend(CAPACITY)
 
@@ -100,7 +98,7 @@ def test_a_batch_whose_generations_are_unchanged_is_not_torn(native: ModuleType,
     together(write, lambda: read(1), lambda: read(2))
 
 
-def test_next_observations_are_read_while_others_are_written(native: ModuleType) -> None:
+def test_next_observations_are_read_while_others_are_written(native):
     """Rows of slots that are not written stay the same, wherever their next observations are meanwhile."""
     size, half = 64, CAPACITY // 2
     memory = np.repeat(np.arange(CAPACITY, dtype=np.uint8)[:, None], size, axis=1)
@@ -137,7 +135,7 @@ def test_next_observations_are_read_while_others_are_written(native: ModuleType)
     together(write, lambda: read(1), lambda: read(2))
 
 
-def test_draws_run_side_by_side_and_updates_under_the_lock(native: ModuleType) -> None:
+def test_draws_run_side_by_side_and_updates_under_the_lock(native):
     tree, capacity = native.SumTree(50_000), 50_000
     tree.set_run(0, capacity, 1.0)
     priorities, lock = np.ones(capacity), threading.Lock()
@@ -166,7 +164,7 @@ def test_draws_run_side_by_side_and_updates_under_the_lock(native: ModuleType) -
     together(lambda: draw(tree, 3), lambda: draw(tree, 4))
 
 
-def test_large_calls_let_other_threads_run(native: ModuleType) -> None:
+def test_large_calls_let_other_threads_run(native):
     random, rows, n = np.random.default_rng(0), 100_000, 300_000
     table, out = in_columns(native, [4096], [2000]), np.zeros((10_000, 4096), np.uint8)
     some = random.integers(0, 2000, 10_000)
@@ -191,7 +189,7 @@ def test_large_calls_let_other_threads_run(native: ModuleType) -> None:
         assert runs_beside(call), name
 
 
-def test_episodes_are_read_side_by_side_and_recorded_under_the_lock(native: ModuleType) -> None:
+def test_episodes_are_read_side_by_side_and_recorded_under_the_lock(native):
     table, lock, rows = native.Episodes(20_000, 1), threading.Lock(), 5_000
     handle = table.add_need(4)
     ends = np.arange(rows) % 50 == 49
@@ -219,7 +217,7 @@ def test_episodes_are_read_side_by_side_and_recorded_under_the_lock(native: Modu
     together(lambda: read(1), lambda: read(2))
 
 
-def test_a_ring_of_several_processes_in_one(native: ModuleType) -> None:
+def test_a_ring_of_several_processes_in_one(native):
     """Objects over one memory exclude each other as processes do: two writers, one that clears, two readers."""
     if not hasattr(native, "SharedRing"):
         pytest.skip("processes share no buffers here")
@@ -313,7 +311,7 @@ REPORTED = 66  # exit code of ThreadSanitizer
     [("(write, read)", 0), ("(write, write)", REPORTED), ("(read, read)", REPORTED)],
     ids=["a reader beside a writer", "two writers of one row", "two readers into one batch"],
 )
-def test_only_reads_of_rows_may_race(works: str, code: int) -> None:
+def test_only_reads_of_rows_may_race(works, code):
     tests = str(Path(__file__).parents[1])
     script = UNORDERED.format(tests=tests, module=os.environ["OSTINATO_TEST_NATIVE"], works=works)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,14 +10,9 @@ from hypothesis import strategies as st
 from .tables import LAYOUTS, address, make, slots_of
 from .test_gather import field_sizes, layouts, segment_rows
 
-if TYPE_CHECKING:
-    from types import ModuleType
-
 
 @given(layout=layouts, sizes=field_sizes, segments=segment_rows, data=st.data())
-def test_writes_change_the_rows_asked_for_alone(
-    native: ModuleType, layout: str, sizes: list[int], segments: list[int], data: st.DataObject
-) -> None:
+def test_writes_change_the_rows_asked_for_alone(native, layout, sizes, segments, data):
     """A run that wraps around, then single rows, of which the last of one slot wins; gaps keep their bytes."""
     table, rows = make(native, layout, sizes, segments), sum(segments)
     whole, before, expected = table.snapshot(), table.contents(), table.contents()
@@ -44,7 +37,7 @@ def test_writes_change_the_rows_asked_for_alone(
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_rows_out_of_range_leave_the_table_untouched(native: ModuleType, layout: str) -> None:
+def test_rows_out_of_range_leave_the_table_untouched(native, layout):
     table = make(native, layout, [68, 1, 300], [7, 5])
     sources, before = table.batches(13), table.snapshot()
     batch = [address(source) for source in sources]

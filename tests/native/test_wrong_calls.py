@@ -6,16 +6,13 @@ Rows that are out of range for the copies of fields: `test_gather.py`, `test_wri
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 
 from .tables import address
 from .test_addresses import AT, GENERATIONS, MAKERS, MEMORY, ROWS
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 HUGE = 2**62
 BAD_SLOTS = [np.array([0, bad]) for bad in (-1, ROWS, -(2**63), 2**63 - 1)]
@@ -106,7 +103,7 @@ SLOTS: dict[str, Any] = {
     ("name", "error"),
     [*((name, ValueError) for name in NUMBERS), *((name, IndexError) for name in SLOTS)],
 )
-def test_a_wrong_call_raises_and_writes_nothing(native: ModuleType, name: str, error: Any) -> None:
+def test_a_wrong_call_raises_and_writes_nothing(native, name, error):
     owner, _, method = name.rpartition(".")
     made = MAKERS[owner](native)
     for call in (NUMBERS if error is ValueError else SLOTS)[name]:

@@ -20,7 +20,6 @@ from ostinato.errors import MissingExtraError, OptionError, OstinatoError
 from ostinato.samplers.priorities import make_tree
 
 if TYPE_CHECKING:
-    from pathlib import Path
     from types import ModuleType
 
 
@@ -31,7 +30,7 @@ def missing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("missing")
-def test_missing_and_not_asked_for_warns_once() -> None:
+def test_missing_and_not_asked_for_warns_once():
     with pytest.warns(RuntimeWarning, match=r"runs without its native extension.*wheel.*compiler") as caught:
         assert load_native(None) is None
     assert len(caught) == 1
@@ -39,7 +38,7 @@ def test_missing_and_not_asked_for_warns_once() -> None:
         load_native("1")
 
 
-def test_settings() -> None:
+def test_settings():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert load_native("0") is None
@@ -51,7 +50,7 @@ def test_settings() -> None:
 
 
 @pytest.mark.parametrize("setting", ["0", "1"])
-def test_the_environment_decides_at_import(setting: str) -> None:
+def test_the_environment_decides_at_import(setting):
     """In a process of its own: no tree, table or copy of the native extension is made where it is switched off."""
     if setting == "1" and backend.installed is None:
         pytest.skip("the native extension is switched off or not installed")
@@ -79,7 +78,7 @@ def chosen() -> ModuleType | None:
     return backend.native
 
 
-def test_a_block_chooses_what_is_made_inside() -> None:
+def test_a_block_chooses_what_is_made_inside():
     before = chosen()
     with use_backend("torch"):
         inside = make_tree(8, torch.device("cpu"))
@@ -99,7 +98,7 @@ def test_a_block_chooses_what_is_made_inside() -> None:
     assert inside.total == 1.0  # what was made in the block works after it
 
 
-def test_a_block_waits_for_that_of_another_thread() -> None:
+def test_a_block_waits_for_that_of_another_thread():
     begun, ended, seen = threading.Event(), [False], []
 
     def first() -> None:
@@ -117,7 +116,7 @@ def test_a_block_waits_for_that_of_another_thread() -> None:
     assert seen == [True]
 
 
-def test_require_names_the_extra() -> None:
+def test_require_names_the_extra():
     with pytest.raises(MissingExtraError, match=r"pip install 'ostinato\[viz\]'") as caught:
         require("no_such_package.part", "viz")
     assert isinstance(caught.value, OstinatoError)
@@ -128,7 +127,7 @@ def test_require_names_the_extra() -> None:
     assert require("json.decoder", "viz") is importlib.import_module("json.decoder")
 
 
-def test_require_does_not_hide_a_failure_inside_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_require_does_not_hide_a_failure_inside_the_package(tmp_path, monkeypatch):
     (tmp_path / "broken_extra.py").write_text("import no_such_dependency\n", encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ModuleNotFoundError, match="no_such_dependency") as caught:

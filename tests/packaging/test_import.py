@@ -29,7 +29,7 @@ def loaded(first: str, then: str) -> set[str]:
     return set(json.loads(run(f"{code}print(json.dumps([*set(sys.modules) - before]))")))
 
 
-def test_import_loads_no_other_package() -> None:
+def test_import_loads_no_other_package():
     """Neither torch nor NumPy; of the standard library, only what torch imports as well."""
     modules = loaded("", "import ostinato")
     assert {name for name in modules if name.startswith("ostinato.")} <= {
@@ -42,7 +42,7 @@ def test_import_loads_no_other_package() -> None:
     assert loaded("import torch", "import ostinato") <= {name for name in modules if name.startswith("ostinato")}
 
 
-def test_all_names_load_no_further_package() -> None:
+def test_all_names_load_no_further_package():
     """No part of torch that `import torch` leaves out, and of other packages only the one for checksums."""
     resolve = (
         "import ostinato\n"
@@ -57,7 +57,7 @@ def test_all_names_load_no_further_package() -> None:
     assert {name.partition(".")[0] for name in modules} <= {"ostinato", "xxhash"} | standard
 
 
-def test_a_buffer_loads_only_its_own_parts() -> None:
+def test_a_buffer_loads_only_its_own_parts():
     modules = loaded("import torch", "from ostinato import LazyTensorStorage, ReplayBuffer")
     assert len(modules) < len(loaded("", "import torch")) / 5
     packages = {name.split(".")[1] for name in modules if name.startswith("ostinato.")}
@@ -66,7 +66,7 @@ def test_a_buffer_loads_only_its_own_parts() -> None:
 
 
 @pytest.mark.parametrize("arguments", [["--version"], ["inspect", "--help"]])
-def test_help_of_the_command_does_not_load_torch(arguments: list[str]) -> None:
+def test_help_of_the_command_does_not_load_torch(arguments):
     pytest.importorskip("typer")
     code = (
         f"import sys; sys.argv = ['ostinato', *{arguments}]\n"
@@ -78,7 +78,7 @@ def test_help_of_the_command_does_not_load_torch(arguments: list[str]) -> None:
     assert run(code).splitlines()[-1] == "[]"
 
 
-def test_editors_and_the_interpreter_see_the_same_names() -> None:
+def test_editors_and_the_interpreter_see_the_same_names():
     """The imports for type checkers, the table of modules and `__all__` agree."""
     tree = ast.parse(ROOT_MODULE.read_text())
     [block] = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
@@ -97,7 +97,7 @@ def test_editors_and_the_interpreter_see_the_same_names() -> None:
     assert set(ostinato._RENAMED) <= set(table)
 
 
-def test_a_name_that_does_not_exist_raises() -> None:
+def test_a_name_that_does_not_exist_raises():
     with pytest.raises(AttributeError, match="module 'ostinato' has no attribute 'ReplayBufer'"):
         ostinato.ReplayBufer  # type: ignore[attr-defined]  # noqa: B018
     with pytest.raises(ImportError, match="cannot import name 'ReplayBufer' from 'ostinato'"):
@@ -114,7 +114,7 @@ print(type(rb.sample()).__name__)
 """
 
 
-def test_a_loaded_buffer_imports_tensordict_for_its_first_batch(tmp_path: Path) -> None:
+def test_a_loaded_buffer_imports_tensordict_for_its_first_batch(tmp_path):
     import torch
     from tensordict import TensorDict
 

@@ -75,7 +75,7 @@ pytestmark = [
 ]
 
 
-def test_it_installs_warns_once_and_works_through_torch(site: Path) -> None:
+def test_it_installs_warns_once_and_works_through_torch(site):
     names = {path.name for path in (site / "ostinato").iterdir()}
     assert {"__init__.py", "py.typed", "_native.pyi"} <= names
     assert not [name for name in names if name.endswith((".so", ".pyd"))]

@@ -16,7 +16,7 @@ def read(name: str) -> str:
     return (ROOT / name).read_text(encoding="utf-8")
 
 
-def test_the_newest_version_of_the_changelog_is_that_of_the_package() -> None:
+def test_the_newest_version_of_the_changelog_is_that_of_the_package():
     unreleased, newest, *_ = re.findall(r"^## (.*)$", read("CHANGELOG.md"), flags=re.MULTILINE)
     assert unreleased == "[Unreleased]"
     found = re.fullmatch(r"\[(\d+\.\d+\.\d+)\] - (unreleased|\d{4}-\d{2}-\d{2})", newest)
@@ -24,7 +24,7 @@ def test_the_newest_version_of_the_changelog_is_that_of_the_package() -> None:
     assert found[1] == ostinato.__version__
 
 
-def test_the_citation_has_the_version_and_the_date_of_the_changelog() -> None:
+def test_the_citation_has_the_version_and_the_date_of_the_changelog():
     yaml = pytest.importorskip("yaml")
     citation = yaml.safe_load(read("CITATION.cff"))
     assert citation["cff-version"] == "1.2.0"

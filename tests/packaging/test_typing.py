@@ -57,7 +57,7 @@ WRONG = {
 
 
 @pytest.mark.slow
-def test_a_type_checker_knows_options_and_results(tmp_path: Path) -> None:
+def test_a_type_checker_knows_options_and_results(tmp_path):
     file = tmp_path / "user.py"
     file.write_text(RIGHT + "\n".join(WRONG))
     command = [sys.executable, "-m", "mypy", "--strict", str(file)]  # in ROOT, where `make check` leaves its cache

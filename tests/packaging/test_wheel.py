@@ -40,15 +40,15 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return wheels.compress(made)
 
 
-def test_a_wheel_from_the_sdist_passes_the_checks(wheel: Path) -> None:
+def test_a_wheel_from_the_sdist_passes_the_checks(wheel):
     wheels.check(wheel)
     assert wheel.name == f"ostinato-{wheels.version_of_tree()}-py3-none-any.whl"
 
 
-def test_what_is_wrong_with_a_wheel_is_found(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_wrong_with_a_wheel_is_found(wheel, tmp_path, monkeypatch):
     def rewrite(change: Callable[[str, bytes], bytes | None], extra: str = "") -> Path:
         """Copy the wheel with each file changed or left out, and one more."""
-        made = tmp_path / wheel.name
+        made: Path = tmp_path / wheel.name
         with zipfile.ZipFile(wheel) as given, zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as target:
             for name in given.namelist():
                 if (data := change(name, given.read(name))) is not None:

@@ -139,7 +139,7 @@ print("done")
 """
 
 
-def test_rows_of_dicts_arrays_and_tensors_need_no_tensordict() -> None:
+def test_rows_of_dicts_arrays_and_tensors_need_no_tensordict():
     assert run_without(WORKS).splitlines()[-1] == "done"
 
 
@@ -212,7 +212,7 @@ for command in (["inspect", str(place)], ["doctor", str(place)]):
 """
 
 
-def test_what_needs_tensordict_says_so_before_anything_is_made_or_loaded(tmp_path: Path) -> None:
+def test_what_needs_tensordict_says_so_before_anything_is_made_or_loaded(tmp_path):
     import torch
 
     tensordict = pytest.importorskip("tensordict")
@@ -227,7 +227,7 @@ def test_what_needs_tensordict_says_so_before_anything_is_made_or_loaded(tmp_pat
     )
 
 
-def test_tensordict_is_an_extra_and_not_a_dependency() -> None:
+def test_tensordict_is_an_extra_and_not_a_dependency():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert not [name for name in project["dependencies"] if "tensordict" in name]
     assert [name.partition(">")[0] for name in project["optional-dependencies"]["tensordict"]] == ["tensordict"]

@@ -43,7 +43,7 @@ KNOWN: list[tuple[str, str, dict[str, Any], set[str]]] = [
 @pytest.mark.parametrize(
     ("module", "name", "options", "kinds"), KNOWN, ids=lambda each: each if isinstance(each, str) else ""
 )
-def test_findings(module: str, name: str, options: dict[str, Any], kinds: set[str]) -> None:
+def test_findings(module, name, options, kinds):
     pytest.importorskip(module)
     report = examine(partial(getattr(importlib.import_module(module), name), **options))
     unavailable = {"raises"} if module == "torchrl.data" else set()  # priorities need its compiled extension

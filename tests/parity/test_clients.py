@@ -20,7 +20,6 @@ from .test_collectors import Numbered
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 
 @pytest.fixture(autouse=True)
@@ -44,9 +43,7 @@ def buffer(lib: Any, prioritized: bool, n_steps: int) -> Any:
 
 
 @pytest.mark.parametrize(("prioritized", "n_steps", "kept"), [(False, 1, 400), (True, 1, 400), (False, 3, 397)])
-def test_dqn_learns_the_same_through_the_hook_which_saves_the_buffer(
-    tmp_path: Path, *, prioritized: bool, n_steps: int, kept: int
-) -> None:
+def test_dqn_learns_the_same_through_the_hook_which_saves_the_buffer(tmp_path, *, prioritized, n_steps, kept):
     """Without priorities the same rows, draws and updates, to the last bit; the last of n steps wait for more."""
     spec, learned = Categorical(3), []
     for name in ("ostinato",) if prioritized else ("torchrl", "ostinato"):

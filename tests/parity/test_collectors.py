@@ -96,7 +96,7 @@ def check_each_once(rb: Any) -> None:
         (TensorDictReplayBuffer, LazyMemmapStorage, True),
     ],
 )
-def test_a_collector_writes_each_frame_once(kind: Any, storage: Any, extend_buffer: bool) -> None:
+def test_a_collector_writes_each_frame_once(kind, storage, extend_buffer):
     rb = kind(storage=storage(256), batch_size=5)
     collector = Collector(
         Numbered(), POLICY(), replay_buffer=rb, total_frames=192, frames_per_batch=32, extend_buffer=extend_buffer
@@ -113,7 +113,7 @@ def test_a_collector_writes_each_frame_once(kind: Any, storage: Any, extend_buff
         check_each_once(rb)
 
 
-def test_whole_trajectories_arrive_one_after_the_other() -> None:
+def test_whole_trajectories_arrive_one_after_the_other():
     rb = TensorDictReplayBuffer(
         storage=LazyTensorStorage(256), sampler=SliceSampler(slice_len=EPISODE, end_key=("next", "done")), batch_size=14
     )
@@ -162,14 +162,14 @@ SHARED: dict[str, tuple[Any, Callable[[], ReplayBuffer]]] = {
 
 @pytest.mark.skipif(not AVAILABLE, reason="processes share buffers with the native extension, on Linux")
 @pytest.mark.parametrize("name", SHARED)
-def test_workers_write_to_a_shared_buffer(name: str) -> None:
+def test_workers_write_to_a_shared_buffer(name):
     collector, make = SHARED[name]
     rb = make()
     collect_in_workers(rb, collector, rb, lambda: rb.sample(), extend_buffer=False)
     assert rb.shared
 
 
-def test_workers_write_to_a_private_buffer_through_the_adapter() -> None:
+def test_workers_write_to_a_private_buffer_through_the_adapter():
     sampler = SliceSampler(slice_len=2, traj_key=("collector", "traj_ids"), end_key=("next", "done"))
     rb = TensorDictReplayBuffer(storage=LazyTensorStorage(400), sampler=sampler, batch_size=6)
 

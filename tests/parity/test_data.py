@@ -8,7 +8,7 @@ import pytest
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, tensorclass
 
-from ._script import Note, both, rows
+from ._script import both, rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,7 +58,7 @@ ROWS: Makers = {
 
 @pytest.mark.parametrize("storage", ["LazyTensorStorage", "LazyMemmapStorage"])
 @both
-def test_tables(lib: Any, note: Note, storage: str) -> None:
+def test_tables(lib, note, storage):
     for method, kinds in (("extend", TABLES), ("add", ROWS)):
         for make in kinds.values():
             rb = lib.ReplayBuffer(storage=getattr(lib, storage)(6), batch_size=3)
@@ -91,7 +91,7 @@ OBJECTS: Makers = {
 
 @pytest.mark.parametrize("kind", [*LISTS, *OBJECTS])
 @both
-def test_lists(lib: Any, note: Note, kind: str) -> None:
+def test_lists(lib, note, kind):
     options = {"collate_fn": lambda x: x} if kind in OBJECTS else {}
     rb = lib.ReplayBuffer(storage=lib.ListStorage(10), batch_size=4, **options)
     rb.extend({**LISTS, **OBJECTS}[kind]())
@@ -109,7 +109,7 @@ def test_lists(lib: Any, note: Note, kind: str) -> None:
 @pytest.mark.parametrize("storage", ["ListStorage", "LazyTensorStorage", "LazyMemmapStorage"])
 @pytest.mark.parametrize("buffer", BUFFERS)
 @both
-def test_writes_and_samples(lib: Any, note: Note, buffer: str, storage: str) -> None:
+def test_writes_and_samples(lib, note, buffer, storage):
     rb = getattr(lib, buffer)(storage=getattr(lib, storage)(5), batch_size=4)
     for count, start in ((3, 0), (4, 10), (12, 20), (5, 40), (1, 50)):
         rb.extend(rows(count, start))
@@ -124,7 +124,7 @@ def test_writes_and_samples(lib: Any, note: Note, buffer: str, storage: str) -> 
 
 
 @both
-def test_defaults_and_the_index(lib: Any, note: Note) -> None:
+def test_defaults_and_the_index(lib, note):
     data = TensorDict({"index": torch.tensor([7, 8, 9]), "a": torch.zeros(3)}, [3])
     for buffer, writer in zip(BUFFERS, ("TensorDictRoundRobinWriter", "RoundRobinWriter"), strict=True):
         rb = getattr(lib, buffer)()

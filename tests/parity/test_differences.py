@@ -210,7 +210,7 @@ TABLE = {**DATA, **PARTS, **WINDOWS, **COMPOSED}
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_difference(name: str) -> None:
+def test_difference(name):
     script, *expected = TABLE[name]
     for library, wanted in zip(("torchrl", "ostinato"), expected, strict=True):
         note = Note(library)

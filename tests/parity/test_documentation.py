@@ -36,7 +36,7 @@ def _chapter(title: str, row: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("page", pages_of("python torchrl"))
-def test_blocks_run_in_order(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_run_in_order(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     run_blocks(page, "python torchrl")
@@ -51,7 +51,7 @@ def _exported(module: Any) -> set[str]:
     return set(getattr(module, "__all__", (name for name in own if not name.startswith("_"))))
 
 
-def test_every_public_name_stands_in_the_page_with_its_place() -> None:
+def test_every_public_name_stands_in_the_page_with_its_place():
     everything, listed = set(torchrl_buffers.__all__), []
     for module_name, names, place in _chapter("Import paths", r"\| `(\w+)` \| (.+) \| (.+) \|"):
         module = importlib.import_module(f"torchrl.data.replay_buffers.{module_name}")
@@ -96,7 +96,7 @@ def _arguments(cls: Any) -> list[str]:
     return found
 
 
-def test_every_argument_stands_in_the_page_with_what_it_does() -> None:
+def test_every_argument_stands_in_the_page_with_what_it_does():
     tables: dict[str, dict[str, str]] = {}
     for name, *cells in _chapter("Constructor arguments", r"\| `(\w+)` \| ([^|]*) \| ([^|]*) \| ([^|]*) \|"):
         for word, cell in zip(("supported", "no effect", "raises"), cells, strict=True):
@@ -135,7 +135,7 @@ def _public(value: Any) -> set[str]:
     return {name for name in dir(value) if not name.startswith("_")}
 
 
-def test_every_missing_method_stands_in_the_page() -> None:
+def test_every_missing_method_stands_in_the_page():
     listed: dict[str, set[str]] = {}
     for classes, names in _chapter("Missing methods", r"\| ((?:`\w+`,? ?)+) \| ((?:`\w+`,? ?)+) \| .+ \|"):
         for name in re.findall(r"\w+", classes):

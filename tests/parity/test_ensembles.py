@@ -10,7 +10,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from ._script import Note, both, raw, rows
+from ._script import both, raw, rows
 
 
 def _members(lib: Any, *bases: int) -> list[Any]:
@@ -26,7 +26,7 @@ def _pair(lib: Any, **options: Any) -> Any:
 
 
 @both
-def test_batches(lib: Any, note: Note) -> None:
+def test_batches(lib, note):
     for options in ({}, {"generator": torch.Generator().manual_seed(3)}):
         rb = _pair(lib, sample_from_all=True, batch_size=6, **options)
         for size in (None, 2, 20):
@@ -52,7 +52,7 @@ def _named(rows: TensorDict) -> list[Any]:
 
 
 @both
-def test_routed_writes(lib: Any, note: Note) -> None:
+def test_routed_writes(lib, note):
     rb = _empty(lib, routing_key=("info", "task"))
     for count in (3, 6, 12):
         note(_named(raw(rb).extend(_routed(count))))
@@ -91,7 +91,7 @@ def _mixed(lib: Any, **options: Any) -> Any:
 
 @pytest.mark.parametrize("fraction", [0.25, 0.8])
 @both
-def test_offline_to_online(lib: Any, note: Note, fraction: float) -> None:
+def test_offline_to_online(lib, note, fraction):
     rb = _mixed(lib, offline_fraction=fraction, batch_size=10)
     rb.sample()
     rb.extend(_numbers(4, 100))
@@ -105,7 +105,7 @@ def test_offline_to_online(lib: Any, note: Note, fraction: float) -> None:
 
 
 @both
-def test_options_and_names_of_datasets(lib: Any, note: Note) -> None:
+def test_options_and_names_of_datasets(lib, note):
     storage = lib.LazyTensorStorage(3)
     note(len(_mixed(lib, online_capacity=None, online_storage=storage).online_buffer))
     wrong: list[dict[str, Any]] = [{"offline_fraction": fraction} for fraction in (0.0, 1.0, -0.5)]

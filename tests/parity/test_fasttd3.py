@@ -18,7 +18,7 @@ theirs = original(
 
 
 @pytest.mark.parametrize("steps", [3, 12])
-def test_single_steps_are_the_same_for_the_same_seed(steps: int) -> None:
+def test_single_steps_are_the_same_for_the_same_seed(steps):
     batches = []
     for kind in (HolosomaReplayBuffer, theirs.SimpleReplayBuffer):
         buffer = kind(ENVS, 5, 2, 1, 3, gamma=GAMMA)
@@ -32,7 +32,7 @@ def test_single_steps_are_the_same_for_the_same_seed(steps: int) -> None:
         assert ours[key].dtype is value.dtype
 
 
-def test_the_original_adds_rewards_of_the_oldest_rows_to_those_of_the_newest() -> None:
+def test_the_original_adds_rewards_of_the_oldest_rows_to_those_of_the_newest():
     """Elsewhere in a full ring, both are right."""
     buffer = theirs.SimpleReplayBuffer(ENVS, 5, 2, 1, 3, n_steps=3, gamma=GAMMA)
     log = Log(4, 12, ENVS)

@@ -5,7 +5,7 @@ LeRobot needs another Python and torch than ours: the files of its buffer and mi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -14,9 +14,6 @@ from ostinato.compat.lerobot import ReplayBuffer
 
 from ..unit.compat.test_lerobot import CAMERA, KINDS, PLACE, check, fill
 from .originals import original
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PACKAGES = ("lerobot", "lerobot.rl", "lerobot.utils", "lerobot.rl.data_sources")
 NAMES = {"OBS_IMAGE": "observation.image", "ACTION": "action", "REWARD": "next.reward", "DONE": "next.done"}
@@ -44,7 +41,7 @@ def same(ours: Any, other: Any) -> bool:
 
 
 @pytest.mark.parametrize("count", [2, 5, 11])
-def test_the_same_calls_give_the_same_batches(count: int) -> None:
+def test_the_same_calls_give_the_same_batches(count):
     ours, other, _ = both([*KINDS, *KINDS][:count])
     for size in (1, 4, 64):
         batches = []
@@ -54,7 +51,7 @@ def test_the_same_calls_give_the_same_batches(count: int) -> None:
         assert same(*batches)
 
 
-def test_mixers_of_the_original_take_both_buffers() -> None:
+def test_mixers_of_the_original_take_both_buffers():
     online, offline = ReplayBuffer(6, "cpu"), ReplayBuffer(6, "cpu")
     log = fill(online, [*KINDS])
     fill(offline, [*KINDS])
@@ -66,7 +63,7 @@ def test_mixers_of_the_original_take_both_buffers() -> None:
 
 
 @pytest.mark.parametrize("kinds", [["on", "late", "on", "on"], ["on", "left out", "on", "on"], ["on"] * 8])
-def test_the_original_returns_states_of_other_rows_with_optimize_memory(kinds: list[str]) -> None:
+def test_the_original_returns_states_of_other_rows_with_optimize_memory(kinds):
     """After a time limit, where a transition was left out, and at the end of a full ring."""
     ours, other, log = both(kinds, optimize_memory=True, use_drq=False)
     check(ours.sample(64), log, 6)
@@ -76,7 +73,7 @@ def test_the_original_returns_states_of_other_rows_with_optimize_memory(kinds: l
 
 
 @pytest.mark.parametrize(("optimize_memory", "share"), [(False, 0.13), (True, 0.26)])
-def test_rows_and_checkpoints_take_a_fraction_of_the_bytes(optimize_memory: bool, share: float, tmp_path: Path) -> None:
+def test_rows_and_checkpoints_take_a_fraction_of_the_bytes(optimize_memory, share, tmp_path):
     """Two cameras, episodes of 20 steps: an eighth, and a quarter of what `optimize_memory` takes, which loses some."""
     images = torch.randint(0, 256, (61, 1, 3, 64, 64), dtype=torch.uint8)
     states = [{CAMERA: image, f"{CAMERA}2": image, PLACE: torch.ones(1, 8)} for image in images]

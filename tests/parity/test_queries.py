@@ -68,7 +68,7 @@ SIGNALS: list[tuple[Any, str]] = [
     [*(("LazyTensorStorage", steps) for steps in (1, 9, 10, 27)), ("LazyMemmapStorage", 13), ("ListStorage", 9)],
 )
 @pytest.mark.parametrize(("ids", "flags"), SIGNALS)
-def test_rings(storage: str, ids: Any, flags: str, steps: int) -> None:
+def test_rings(storage, ids, flags, steps):
     data = episodes(steps, steps, ids, flags)
     keys = {"traj_key": ids} if ids is not None else {"end_key": "done" if flags == "root" else ("next", "truncated")}
     for sampler in ({}, keys)[: 2 if storage == "LazyTensorStorage" else 1]:  # with a table of episodes

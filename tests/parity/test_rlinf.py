@@ -5,7 +5,7 @@ Its buffer needs little of what the package asks for: `make` installs it without
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -14,9 +14,6 @@ from ostinato.tools import verify
 
 from ..unit.trajectories.rollouts import check_batch, rollout
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 theirs: Any = pytest.importorskip("rlinf.data.replay_buffer")
 records: Any = pytest.importorskip("rlinf.data.embodied_io_struct")
 
@@ -24,7 +21,7 @@ records: Any = pytest.importorskip("rlinf.data.embodied_io_struct")
 @pytest.mark.parametrize(
     ("form", "epochs", "weights"), [("pt", 0, ""), ("pkl", 1, "5f0c7a52_12"), ("pt", 2, "5f0c7a52_12")]
 )
-def test_a_directory_goes_to_and_fro(tmp_path: Path, form: str, epochs: int, weights: str) -> None:
+def test_a_directory_goes_to_and_fro(tmp_path, form, epochs, weights):
     path = tmp_path / "a"
     first = theirs.TrajectoryReplayBuffer(auto_save=True, auto_save_path=str(path), trajectory_format=form)
     first.add_trajectories(

@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDict
 from torch.utils._pytree import tree_map
 
-from ._script import Note, both, rows
+from ._script import both, rows
 
 TENSORS = pytest.mark.parametrize("storage", ["LazyTensorStorage", "LazyMemmapStorage"])
 WRITTEN: list[Any] = [
@@ -57,7 +57,7 @@ def _nines(shape: tuple[int, ...], column: torch.Tensor) -> torch.Tensor:
 
 @TENSORS
 @both
-def test_read(lib: Any, note: Note, storage: str) -> None:
+def test_read(lib, note, storage):
     tables = [_filled(lib, storage, data) for data in (rows(6), _tree(), torch.arange(12).view(6, 2))]
     for index in READ:
         for table in (*tables, tables[0].storage):
@@ -75,7 +75,7 @@ def test_read(lib: Any, note: Note, storage: str) -> None:
 
 
 @both
-def test_view_or_copy(lib: Any, note: Note) -> None:
+def test_view_or_copy(lib, note):
     """Whether an edit of what was read shows in the storage."""
     for index in (0, slice(2, 5), slice(None, None, 2), ..., [1, 2], np.array([1, 2]), torch.arange(6) < 2, "obs"):
         rb = _filled(lib, "LazyTensorStorage", rows(6))
@@ -92,7 +92,7 @@ def test_view_or_copy(lib: Any, note: Note) -> None:
 
 @TENSORS
 @both
-def test_write(lib: Any, note: Note, storage: str) -> None:
+def test_write(lib, note, storage):
     for index in WRITTEN:
         rb, tree = _filled(lib, storage, rows(6)), _filled(lib, storage, _tree())
         shape = tuple(rb[index].batch_size)
@@ -103,7 +103,7 @@ def test_write(lib: Any, note: Note, storage: str) -> None:
 
 
 @both
-def test_in_place(lib: Any, note: Note) -> None:
+def test_in_place(lib, note):
     rb = _filled(lib, "LazyTensorStorage", rows(3))
     rb.set_("obs", torch.arange(3.0) + 5)
     rb.set_(("next", "obs"), torch.arange(3.0) + 50)
@@ -128,7 +128,7 @@ def _block(*shape: int, start: int = 0) -> TensorDict:
 
 
 @both
-def test_two_dimensions(lib: Any, note: Note) -> None:
+def test_two_dimensions(lib, note):
     rb = lib.ReplayBuffer(storage=lib.LazyTensorStorage(20, ndim=2))
     rb.extend(_block(4, 3))
     every = slice(None)

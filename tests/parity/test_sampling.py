@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from ._script import Note, both, raw, rows
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def _buffer(lib: Any, count: int = 10, **options: Any) -> Any:
@@ -27,7 +24,7 @@ def _ours_only(note: Note, prefetch: int | None) -> int | None:
 
 
 @both
-def test_batch_sizes(lib: Any, note: Note) -> None:
+def test_batch_sizes(lib, note):
     plain = _buffer(lib)
     plain.sample()
     list(islice(plain, 1))
@@ -48,7 +45,7 @@ def test_batch_sizes(lib: Any, note: Note) -> None:
 
 
 @both
-def test_random_numbers(lib: Any, note: Note) -> None:
+def test_random_numbers(lib, note):
     rb = _buffer(lib, batch_size=5)
     torch.manual_seed(7)
     drawn = [rb.sample().tolist() for _ in range(3)]
@@ -72,7 +69,7 @@ def test_random_numbers(lib: Any, note: Note) -> None:
 @pytest.mark.parametrize("prefetch", [None, 3])
 @pytest.mark.parametrize("drop_last", [False, True])
 @both
-def test_epochs(lib: Any, note: Note, prefetch: int | None, drop_last: bool) -> None:
+def test_epochs(lib, note, prefetch, drop_last):
     def buffer(count: int, size: int = 4) -> Any:
         sampler = lib.SamplerWithoutReplacement(shuffle=False, drop_last=drop_last)
         return _buffer(lib, count, sampler=sampler, batch_size=size, prefetch=_ours_only(note, prefetch))
@@ -96,7 +93,7 @@ def test_epochs(lib: Any, note: Note, prefetch: int | None, drop_last: bool) -> 
 
 
 @both
-def test_parts_are_made_and_exchanged(lib: Any, note: Note) -> None:
+def test_parts_are_made_and_exchanged(lib, note):
     rb = lib.ReplayBuffer(storage=lib.LazyTensorStorage(5), batch_size=2)
     rb.extend(rows(3))
     note((rb.storage, rb.sampler, rb.writer))
@@ -119,7 +116,7 @@ def test_parts_are_made_and_exchanged(lib: Any, note: Note) -> None:
 
 @pytest.mark.parametrize("storage", ["LazyTensorStorage", "LazyMemmapStorage"])
 @both
-def test_dumps_and_loads(lib: Any, note: Note, storage: str, tmp_path: Path) -> None:
+def test_dumps_and_loads(lib, note, storage, tmp_path):
     kinds: list[Any] = [rows(7), torch.arange(7), {"a": torch.arange(7), "b": (torch.zeros(7, 2),)}]
     for number, data in enumerate(kinds):
         rb, other = (lib.ReplayBuffer(storage=getattr(lib, storage)(5), batch_size=2) for _ in range(2))

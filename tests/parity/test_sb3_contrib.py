@@ -9,7 +9,7 @@ from .originals import original
 contrib = original("sb3_contrib")
 
 
-def test_qr_dqn_learns_from_priorities() -> None:
+def test_qr_dqn_learns_from_priorities():
     model = contrib.QRDQN(
         "MlpPolicy", "CartPole-v1", replay_buffer_class=PrioritizedReplayBuffer, buffer_size=100, learning_starts=20,
         policy_kwargs={"net_arch": [8]}, seed=0,

@@ -83,7 +83,7 @@ def train(name: str, kind: Any, folder: Path, length: int = 0, **options: Any) -
 
 
 @pytest.mark.parametrize("name", ["sac", "td3", "ddpg"])
-def test_the_same_draws_teach_the_same_bit_for_bit(name: str, tmp_path: Path) -> None:
+def test_the_same_draws_teach_the_same_bit_for_bit(name, tmp_path):
     ours, _ = train(name, RandomMemory, tmp_path, replacement=True)
     other, _ = train(name, theirs.RandomMemory, tmp_path, replacement=True)
     assert all(torch.equal(ours[key], other[key]) for key in other)
@@ -91,7 +91,7 @@ def test_the_same_draws_teach_the_same_bit_for_bit(name: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("name", ["sac", "td3", "ddpg"])
-def test_recurrent_agents_train_on_sequences_of_one_episode(name: str, tmp_path: Path) -> None:
+def test_recurrent_agents_train_on_sequences_of_one_episode(name, tmp_path):
     weights, memory = train(name, RandomMemory, tmp_path, 5)
     assert all(bool(x.isfinite().all()) for x in weights.values())
     _, ends = memory.sample(["rewards", "truncated"], batch_size=60, sequence_length=5)[0]
@@ -100,7 +100,7 @@ def test_recurrent_agents_train_on_sequences_of_one_episode(name: str, tmp_path:
 
 
 @pytest.mark.parametrize("name", ["sac", "td3", "ddpg"])
-def test_weights_reach_no_loss_of_the_agents_themselves(name: str, tmp_path: Path) -> None:
+def test_weights_reach_no_loss_of_the_agents_themselves(name, tmp_path):
     """They sample neither weights nor set priorities, which stay equal: the weight of each row is 1."""
     sampler = partial(PrioritizedSampler, 60, alpha=0.6, beta=0.4)
     weights, memory = train(name, RandomMemory, tmp_path, sampler=sampler)
@@ -119,7 +119,7 @@ def fill(memory: Any, steps: int, at_once: int = 1) -> Any:
     return memory
 
 
-def test_the_same_calls_give_the_same() -> None:
+def test_the_same_calls_give_the_same():
     ours, other = (
         fill(kind(memory_size=5, num_envs=2, device="cpu"), 8) for kind in (RandomMemory, theirs.RandomMemory)
     )
@@ -135,7 +135,7 @@ def test_the_same_calls_give_the_same() -> None:
         assert call(ours) == call(other)
 
 
-def test_the_original_moves_on_for_each_tensor_of_several_steps() -> None:
+def test_the_original_moves_on_for_each_tensor_of_several_steps():
     """Observation and reward of one step are then in two rows, and a ring written over its end is not full."""
     for kind, rows, apart in ((theirs.RandomMemory, 8, True), (RandomMemory, 4, False)):
         memory = fill(kind(memory_size=9, device="cpu"), 4, 2)

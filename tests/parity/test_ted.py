@@ -10,11 +10,9 @@ import torch
 import ostinato
 
 from ..unit.storages.test_checkpointers import steps as rows_of
-from ._script import Library, Note, both, raw
+from ._script import Library, both, raw
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tensordict import TensorDict
 
 
@@ -45,7 +43,7 @@ SIZES = pytest.mark.parametrize(
 
 @SIZES
 @both
-def test_layout_and_back(lib: Any, note: Note, steps: int, lanes: int, written: int) -> None:
+def test_layout_and_back(lib, note, steps, lanes, written):
     rows = episodes(steps, lanes, written)
     rows = rows[:, 0] if lanes == 1 else rows
     hook, present = hooked(lib, "TED2Flat", steps, written)
@@ -61,7 +59,7 @@ def test_layout_and_back(lib: Any, note: Note, steps: int, lanes: int, written: 
 
 
 @SIZES
-def test_nested_layout(steps: int, lanes: int, written: int, tmp_path: Path) -> None:
+def test_nested_layout(steps, lanes, written, tmp_path):
     """The items of nested tensors are those of TorchRL, and the rows come back."""
     rows = episodes(steps, lanes, written)
     rows = rows[:, 0] if lanes == 1 else rows

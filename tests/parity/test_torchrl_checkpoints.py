@@ -28,7 +28,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_the_cases_are_those_in_git(written: Path) -> None:
+def test_the_cases_are_those_in_git(written):
     def names(root: Path) -> list[str]:
         return sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
 
@@ -39,7 +39,7 @@ def test_the_cases_are_those_in_git(written: Path) -> None:
         assert fresh[name] == EXPECTED[name]
 
 
-def test_they_load(written: Path) -> None:
+def test_they_load(written):
     expected = json.loads((written / "expected.json").read_text())
     for name, want in expected.items():
         with warnings.catch_warnings():

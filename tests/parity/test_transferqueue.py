@@ -48,7 +48,7 @@ def run(program: str, *arguments: Any, **options: Any) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-def test_values_come_back_as_they_were(tmp_path: Path) -> None:
+def test_values_come_back_as_they_were(tmp_path):
     values: list[Any] = [
         torch.arange(5),
         torch.ones(2, 3, dtype=torch.bfloat16),
@@ -71,7 +71,7 @@ def test_values_come_back_as_they_were(tmp_path: Path) -> None:
         client.get(keys)
 
 
-def test_what_cannot_be_stored_or_read_raises(tmp_path: Path) -> None:
+def test_what_cannot_be_stored_or_read_raises(tmp_path):
     client = StorageClient({"path": tmp_path})
     with pytest.raises(CheckpointError):
         client.put(["a", "b"], [1, object()])
@@ -98,7 +98,7 @@ for number in range(start, start + 10**6):
 
 
 @pytest.mark.slow
-def test_a_killed_process_loses_no_put_that_returned_and_leaves_none_in_part(tmp_path: Path) -> None:
+def test_a_killed_process_loses_no_put_that_returned_and_leaves_none_in_part(tmp_path):
     rng, client, start = random.Random(0), StorageClient({"path": tmp_path}), 0
     for _ in range(8):
         process = run(PUTS, tmp_path, start)
@@ -147,7 +147,7 @@ else:
 
 
 @pytest.mark.slow
-def test_a_killed_cluster_resumes_from_its_checkpoint(tmp_path: Path) -> None:
+def test_a_killed_cluster_resumes_from_its_checkpoint(tmp_path):
     """SIGKILL of driver, controller and all of Ray while rows are put; another cluster goes on with the same folder."""
     process = run(WORK, tmp_path, "no")
     assert process.stdout is not None
@@ -161,7 +161,7 @@ def test_a_killed_cluster_resumes_from_its_checkpoint(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["kv_interface", "e2e_lifecycle_consistency", "checkpoint"])
-def test_end_to_end_tests_of_transferqueue(name: str, tmp_path: Path) -> None:
+def test_end_to_end_tests_of_transferqueue(name, tmp_path):
     (tmp_path / "backend_of_ostinato.py").write_text(PLUGIN)
     (file,) = (FOLDER / "tests" / "e2e").glob(f"test_{name}*.py")
     environment = {"TQ_TEST_BACKEND": "Ostinato", "VALUES": str(tmp_path / "values")}

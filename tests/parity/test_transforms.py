@@ -10,7 +10,7 @@ from tensordict import TensorDict
 from torch import nn
 from torchrl.envs import transforms
 
-from ._script import Note, both, rows
+from ._script import both, rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +30,7 @@ class _AddFive(nn.Module):
     ("buffer", "storage"), [("ReplayBuffer", "ListStorage"), ("TensorDictReplayBuffer", "LazyTensorStorage")]
 )
 @both
-def test_forward(lib: Any, note: Note, buffer: str, storage: str) -> None:
+def test_forward(lib, note, buffer, storage):
     rb = getattr(lib, buffer)(storage=getattr(lib, storage)(10), batch_size=2, transform=_AddFive())
     rb.extend(rows(4))
     for _ in range(2):
@@ -44,7 +44,7 @@ def test_forward(lib: Any, note: Note, buffer: str, storage: str) -> None:
 
 @pytest.mark.parametrize("storage", ["LazyTensorStorage", "ListStorage"])
 @both
-def test_inverse(lib: Any, note: Note, storage: str) -> None:
+def test_inverse(lib, note, storage):
     rb = lib.ReplayBuffer(storage=getattr(lib, storage)(10), batch_size=2)
     rb.extend(rows(4))
     rb.append_transform(_plus(100), invert=True)
@@ -74,7 +74,7 @@ OBJECTS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("name", OBJECTS)
 @both
-def test_objects_of_torchrl(lib: Any, note: Note, name: str) -> None:
+def test_objects_of_torchrl(lib, note, name):
     """Given to a buffer, and appended within a chain."""
     reward = torch.arange(4.0)
     pixels = torch.arange(4 * 2 * 2 * 3, dtype=torch.uint8).view(4, 2, 2, 3)

@@ -69,7 +69,7 @@ def of_trl(lease: Lease, plan: list[list[list[int]]], folder: Path) -> dict[str,
 
 @pytest.mark.skipif(not (FOLDER / "trl").exists(), reason=f"TRL is not in {FOLDER}")
 @pytest.mark.parametrize(("balance", "split"), [("tokens", False), ("attention", True)])
-def test_rows_are_those_of_trl_or_fewer(tmp_path: Path, balance: Any, split: bool) -> None:
+def test_rows_are_those_of_trl_or_fewer(tmp_path, balance, split):
     lease = lease_of(np.random.default_rng(3))
     budget = TokenBudget(max_tokens=MOST, ranks=RANKS, balance=balance, split=split)
     batches = budget.batches(lease)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from ._script import Note, both, raw
+from ._script import both, raw
 from .episodes import hindsight_buffer, hindsight_episode, steps
 
 
@@ -33,7 +33,7 @@ SEQUENCES: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("options", SEQUENCES, ids=str)
 @both
-def test_sequences_are_the_same_digit_for_digit(lib: Any, note: Note, options: dict[str, Any]) -> None:
+def test_sequences_are_the_same_digit_for_digit(lib, note, options):
     for buffer, lengths in (("ReplayBuffer", [5, 2, 1, 4]), ("TensorDictReplayBuffer", [1, 2] * 8)):
         rb = _buffer(lib, steps(*lengths), 6, buffer, sample_unit=lib.Sequence(**options))
         for more in ([3, 4], [9, 30]):
@@ -55,7 +55,7 @@ SLICES: dict[str, tuple[list[int], int, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("case", SLICES)
 @both
-def test_slices_have_the_same_rows_keys_flags_and_shapes(lib: Any, note: Note, case: str) -> None:
+def test_slices_have_the_same_rows_keys_flags_and_shapes(lib, note, case):
     """Where there is only one slice to draw."""
     lengths, size, options = SLICES[case]
     first = torch.zeros(sum(lengths), 1, dtype=torch.bool)
@@ -72,7 +72,7 @@ def test_slices_have_the_same_rows_keys_flags_and_shapes(lib: Any, note: Note, c
 
 @pytest.mark.parametrize(("ratio", "flag"), [(0.0, "done"), (0.3, "terminated"), (1.0, "done")])
 @both
-def test_hindsight_batches_are_the_same_without_chance(lib: Any, note: Note, ratio: float, flag: str) -> None:
+def test_hindsight_batches_are_the_same_without_chance(lib, note, ratio, flag):
     rb = hindsight_buffer(lib, strategy="final", her_ratio=ratio, batch_size=10)
     for number, count in enumerate((4, 1, 5)):
         rb.extend(hindsight_episode(number, count, flag))

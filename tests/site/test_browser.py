@@ -68,7 +68,7 @@ def opened(browser: Browser, address: str, path: str = "", *, width: int = 1280)
         context.close()
 
 
-def test_a_reader_goes_from_the_start_page_through_the_tutorial(browser: Browser, address: str) -> None:
+def test_a_reader_goes_from_the_start_page_through_the_tutorial(browser, address):
     with opened(browser, address) as page:
         page.locator('article a[href*="tutorial/1-collect"]').first.click()
         for step in ("1-collect", "2-sample", "3-prioritize", "4-sequences", "5-save-and-look"):
@@ -91,7 +91,7 @@ def test_a_reader_goes_from_the_start_page_through_the_tutorial(browser: Browser
         ("sequence", {"samplers/sequences", "samplers/slices"}),
     ],
 )
-def test_search_finds_the_guide_first(browser: Browser, address: str, words: str, guides: set[str]) -> None:
+def test_search_finds_the_guide_first(browser, address, words, guides):
     with opened(browser, address, f"saving/?q={words}") as page:
         results = page.locator(".md-search-result__item")
         results.first.wait_for(timeout=30_000)
@@ -100,7 +100,7 @@ def test_search_finds_the_guide_first(browser: Browser, address: str, words: str
 
 
 @pytest.mark.parametrize("path", KINDS, ids=lambda path: path.strip("/") or "start")
-def test_a_phone_shows_the_whole_page(browser: Browser, address: str, path: str) -> None:
+def test_a_phone_shows_the_whole_page(browser, address, path):
     with opened(browser, address, path, width=390) as page:
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
         assert page.evaluate(CUT_OFF) == []

@@ -60,7 +60,7 @@ def target_of(link: str, page: str) -> tuple[str, str] | None:
     return (unquote(parts.path), unquote(parts.fragment)) if f"{parts.scheme}://{parts.netloc}" == HOST else None
 
 
-def test_links_lead_to_pages_and_anchors(pages: dict[str, Page], site: Path) -> None:
+def test_links_lead_to_pages_and_anchors(pages, site):
     broken = []
     for name, page in pages.items():
         if name == "/404.html":
@@ -78,7 +78,7 @@ def test_links_lead_to_pages_and_anchors(pages: dict[str, Page], site: Path) -> 
     assert not broken, "\n".join(broken[:50])
 
 
-def test_pages_load_files_of_the_site_alone(pages: dict[str, Page], site: Path) -> None:
+def test_pages_load_files_of_the_site_alone(pages, site):
     for name, page in pages.items():
         for link in page.loads - {""}:
             target = target_of(link, name)
@@ -86,7 +86,7 @@ def test_pages_load_files_of_the_site_alone(pages: dict[str, Page], site: Path) 
             assert target is None or (site / target[0].lstrip("/")).is_file(), f"{name} loads {link}"
 
 
-def test_every_page_of_docs_and_each_guide_is_in_the_navigation(pages: dict[str, Page], site: Path) -> None:
+def test_every_page_of_docs_and_each_guide_is_in_the_navigation(pages, site):
     docs = ROOT / "docs"
     for source in docs.rglob("*.md"):
         path = source.relative_to(docs).with_suffix("").as_posix()
@@ -112,7 +112,7 @@ def public_names() -> dict[str, object]:
     return names
 
 
-def test_every_public_name_is_in_the_reference(pages: dict[str, Page]) -> None:
+def test_every_public_name_is_in_the_reference(pages):
     pytest.importorskip("stable_baselines3")
     anchors = {anchor for name, page in pages.items() if name.startswith("/reference/") for anchor in page.anchors}
     shown = {id(value) for path, value in public_names().items() if path in anchors}
@@ -120,7 +120,7 @@ def test_every_public_name_is_in_the_reference(pages: dict[str, Page]) -> None:
     assert not missing, f"not on a page of docs/site/reference.py: {missing}"
 
 
-def test_every_page_shows_the_version_and_links_to_the_repository(site: Path, pages: dict[str, Page]) -> None:
+def test_every_page_shows_the_version_and_links_to_the_repository(site, pages):
     """Without the script of the theme that asks the host of the repository for its stars."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     url = project.get("urls", {}).get("Repository", f"{HOST}/changelog/")
@@ -136,7 +136,7 @@ def test_every_page_shows_the_version_and_links_to_the_repository(site: Path, pa
     assert any("math" in page.tags for page in pages.values())
 
 
-def test_every_command_is_in_the_reference(pages: dict[str, Page]) -> None:
+def test_every_command_is_in_the_reference(pages):
     typer = pytest.importorskip("typer")
     from ostinato.cli.commands import app
 

@@ -77,7 +77,7 @@ def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
 # -- the wheel ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_wheel_says_which_backend() -> None:
+def test_the_wheel_says_which_backend():
     """A wheel with a compiled extension uses it; a pure-Python one warns once and names the consequence."""
     tag = re.findall(
         r"^Tag: (\S+)$", importlib.metadata.distribution("ostinato").read_text("WHEEL") or "", re.MULTILINE
@@ -95,7 +95,7 @@ def test_the_wheel_says_which_backend() -> None:
     assert "RuntimeWarning" not in run("import ostinato", OSTINATO_NATIVE="0").stderr
 
 
-def test_the_version_is_that_of_the_wheel() -> None:
+def test_the_version_is_that_of_the_wheel():
     assert ostinato.__version__ == importlib.metadata.version("ostinato")
     assert all(getattr(ostinato, name) is not None for name in ostinato.__all__)
 
@@ -110,7 +110,7 @@ STORAGES: dict[str, Any] = {
 }
 
 
-def test_storages_keep_rows_and_save_them(tmp_path: Path) -> None:
+def test_storages_keep_rows_and_save_them(tmp_path):
     for name, make in STORAGES.items():
         place = tmp_path / name
         rb, other = (ReplayBuffer(storage=make(place / copy), batch_size=16) for copy in ("a", "b"))
@@ -155,7 +155,7 @@ PARTS: list[Callable[[], Any]] = [
 ]
 
 
-def test_both_backends_draw_the_same_batches_of_every_sampler_and_unit() -> None:
+def test_both_backends_draw_the_same_batches_of_every_sampler_and_unit():
     def draws(make: Callable[[], Any]) -> list[torch.Tensor]:
         part, seed = make(), torch.Generator().manual_seed(0)
         options = {"sampler" if isinstance(part, ostinato.Sampler) else "sample_unit": part}
@@ -182,7 +182,7 @@ def test_both_backends_draw_the_same_batches_of_every_sampler_and_unit() -> None
 # -- buffers -----------------------------------------------------------------------------------------------------------
 
 
-def test_other_buffers() -> None:
+def test_other_buffers():
     rb = ReplayBuffer(storage=LazyTensorStorage(8), writer=ostinato.ReservoirWriter(), batch_size=4, prefetch=2)
     rb.extend(rows(100))
     check(rb.sample(), 4)
@@ -207,7 +207,7 @@ def write(rb: ReplayBuffer, start: int) -> None:
 @pytest.mark.skipif(
     sys.platform != "linux" or backend.installed is None, reason="shared buffers need Linux and the native extension"
 )
-def test_several_processes_share_a_buffer() -> None:
+def test_several_processes_share_a_buffer():
     rb = ReplayBuffer(storage=LazyTensorStorage(32), shared=True, batch_size=8)
     rb.extend({"x": torch.arange(8)})
     context = multiprocessing.get_context("fork")  # starts at once; tests/unit has the other ways
@@ -229,7 +229,7 @@ def prioritized() -> ReplayBuffer:
     return ReplayBuffer(storage=LazyTensorStorage(32), sampler=sampler, batch_size=8, generator=seed)
 
 
-def test_a_loaded_checkpoint_continues_with_the_same_draws_and_a_damaged_one_raises(tmp_path: Path) -> None:
+def test_a_loaded_checkpoint_continues_with_the_same_draws_and_a_damaged_one_raises(tmp_path):
     rb = prioritized()
     for start in (0, 20):
         rb.extend(rows(20, start))
@@ -277,7 +277,7 @@ def save_rollouts(path: Path, trajectory_format: str = "safetensors") -> None:
 
 
 @pytest.mark.parametrize("trajectory_format", ["safetensors", "pt"])
-def test_trajectories(tmp_path: Path, trajectory_format: str) -> None:
+def test_trajectories(tmp_path, trajectory_format):
     save_rollouts(tmp_path / "rollouts", trajectory_format)
 
 
@@ -308,7 +308,7 @@ needs_cli = pytest.mark.skipif(
 
 
 @needs_cli
-def test_commands(tmp_path: Path, command: Callable[..., str]) -> None:
+def test_commands(tmp_path, command):
     for rank in range(2):
         save_rollouts(tmp_path / "buffer" / f"rank_{rank}")
     assert json.loads(command("inspect", "--json", tmp_path / "buffer" / "rank_0"))["trajectories"] == 3

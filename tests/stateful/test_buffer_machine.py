@@ -299,6 +299,6 @@ def poison_late(rb: ReplayBuffer, late: dict[int, int]) -> None:
 
 @pytest.mark.timeout(1800)  # the slow profile takes minutes
 @pytest.mark.parametrize("storage", list(STORAGES))
-def test_buffer_follows_the_model(storage: str) -> None:
+def test_buffer_follows_the_model(storage):
     machine = type(f"Machine_{storage}", (BufferMachine,), {"storage": storage})
     run_state_machine_as_test(machine, settings=settings.get_profile(settings.get_current_profile_name()))

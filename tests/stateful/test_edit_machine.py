@@ -373,6 +373,6 @@ def one(rows: Any) -> Any:
 
 @pytest.mark.timeout(1800)  # the slow profile takes minutes
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_an_edited_buffer_goes_on_as_saved(name: str) -> None:
+def test_an_edited_buffer_goes_on_as_saved(name):
     machine = type("Machine", (EditMachine,), {"name": name})
     run_state_machine_as_test(machine, settings=SETTINGS)

@@ -190,7 +190,7 @@ class TrajectoryMachine(RuleBasedStateMachine):
 
 @pytest.mark.timeout(1800)  # the slow profile takes minutes
 @pytest.mark.parametrize("auto_save", [False, True])
-def test_trajectories_follow_the_model(auto_save: bool) -> None:
+def test_trajectories_follow_the_model(auto_save):
     machine = type("Machine", (TrajectoryMachine,), {"auto_save": auto_save})
     profile = settings.get_profile(settings.get_current_profile_name())
     examples = profile.max_examples // 4 if auto_save else profile.max_examples  # syncs take their time

@@ -31,9 +31,7 @@ def law(p: object, parts: int, members: int) -> SamplerEnsemble:
     seed=st.integers(0, 999),
     single=st.booleans(),
 )
-def test_every_batch_has_the_floor_or_the_ceiling_of_its_share(
-    weights: list[int], parts: int, seed: int, single: bool
-) -> None:
+def test_every_batch_has_the_floor_or_the_ceiling_of_its_share(weights, parts, seed, single):
     """Exactly the share where that is a whole number; weights may come in single precision."""
     p = torch.tensor(weights, dtype=torch.float32 if single else torch.float64)
     p = p / p.sum()
@@ -45,7 +43,7 @@ def test_every_batch_has_the_floor_or_the_ceiling_of_its_share(
 
 
 @pytest.mark.parametrize(("p", "parts"), [([0.2, 0.3, 0.5], 2), ([0.01, 0.01, 0.98], 4), (None, 1)])
-def test_shares_are_exact_in_expectation_at_every_position(p: list[float] | None, parts: int) -> None:
+def test_shares_are_exact_in_expectation_at_every_position(p, parts):
     mix, generator = law(p, parts, 3), seeded(5)
     seen: list[Counter[int]] = [Counter() for _ in range(parts)]
     for _ in range(4000):
@@ -55,7 +53,7 @@ def test_shares_are_exact_in_expectation_at_every_position(p: list[float] | None
         assert LOW < p_value([counts[i] for i in range(3)], p or [1, 1, 1]) < HIGH
 
 
-def test_all_pairs_of_members_meet_equally_often_or_by_the_rows_present() -> None:
+def test_all_pairs_of_members_meet_equally_often_or_by_the_rows_present():
     mix, generator = law(None, 2, 5), seeded(2)
     pairs = Counter(tuple(sorted(mix.choose([1] * 5, generator))) for _ in range(5000))
     expected = list(itertools.combinations(range(5), 2))

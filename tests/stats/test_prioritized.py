@@ -50,7 +50,7 @@ def made(given: torch.Tensor, *, alpha: float, eps: float = 0.0, **options: Any)
 
 @pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize(("shape", "alpha"), [("uniform", 1.0), ("skewed", 0.6), ("zeros", 0.0), ("zeros", 0.6)])
-def test_rows_are_drawn_by_their_exact_law(shape: str, alpha: float) -> None:
+def test_rows_are_drawn_by_their_exact_law(shape, alpha):
     rows, draws = 300, 60_000
     given = priorities(shape, rows)
     rb = made(given, alpha=alpha)
@@ -64,7 +64,7 @@ def test_rows_are_drawn_by_their_exact_law(shape: str, alpha: float) -> None:
 
 
 @pytest.mark.parametrize("shape", ["skewed", "zeros"])
-def test_stratified_draws_have_the_same_law_and_less_variance(shape: str) -> None:
+def test_stratified_draws_have_the_same_law_and_less_variance(shape):
     rows, size, batches = 200, 400, 300
     given = priorities(shape, rows)
     exact = law(given, 0.6, 0.0) * size
@@ -79,7 +79,7 @@ def test_stratified_draws_have_the_same_law_and_less_variance(shape: str) -> Non
 @pytest.mark.parametrize(
     ("shape", "eps", "beta"), [("uniform", 1e-3, 0.4), ("skewed", 0.0, 1.0), ("zeros", 0.0, 0.4), ("zeros", 1e-3, 0.0)]
 )
-def test_weights_agree_with_brute_force(shape: str, eps: float, beta: float) -> None:
+def test_weights_agree_with_brute_force(shape, eps, beta):
     """`(N P(i)) ** -beta`, divided by the largest of all rows that can be drawn (Schaul et al. 2016, 3.4)."""
     given = priorities(shape, 300)
     rb = made(given, alpha=0.6, eps=eps, dtype=torch.float64)
@@ -92,7 +92,7 @@ def test_weights_agree_with_brute_force(shape: str, eps: float, beta: float) -> 
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
-def test_no_update_crosses_over_to_another_row_while_threads_write(prefetch: int) -> None:
+def test_no_update_crosses_over_to_another_row_while_threads_write(prefetch):
     """Learners give row `r` the priority `r`, writers overwrite: each row has its own priority or the default."""
     capacity, first = 128, 1_000.0
     rb = PrioritizedReplayBuffer(

@@ -27,13 +27,13 @@ def kept(sizes: list[int], capacity: int, generator: torch.Generator) -> list[in
     return slots
 
 
-def test_every_set_of_rows_is_equally_likely() -> None:
+def test_every_set_of_rows_is_equally_likely():
     generator = torch.Generator().manual_seed(7)
     sets = Counter(tuple(sorted(kept([2, 4], 3, generator))) for _ in range(2000))
     assert LOW < p_value([sets[chosen] for chosen in itertools.combinations(range(6), 3)]) < HIGH
 
 
-def test_batches_make_the_same_choices_as_single_rows() -> None:
+def test_batches_make_the_same_choices_as_single_rows():
     for capacity in (1, 3, 10):
         for sizes in ([50], [7, 43], [10, 1, 39], [20, 20, 10]):
             one, many = (torch.Generator().manual_seed(capacity) for _ in range(2))

@@ -23,7 +23,7 @@ def counts_of(draws: list[int], outcomes: int) -> list[int]:
     return [counted[i] for i in range(outcomes)]
 
 
-def test_the_chi_square_tells_even_from_uneven() -> None:
+def test_the_chi_square_tells_even_from_uneven():
     assert p_value([1000, 1000, 1000, 1000, 1000, 1250]) < 1e-5
     assert p_value([1000, 2000], [1, 2]) > 0.5
     assert p_value([10, 12, 9, 11]) == pytest.approx(0.9142, abs=0.01)  # chi-square 0.476 with three degrees
@@ -33,7 +33,7 @@ def test_the_chi_square_tells_even_from_uneven() -> None:
 
 
 @pytest.mark.parametrize("storage", list(STORAGES))
-def test_random_draws_are_randint_digit_for_digit(storage: str) -> None:
+def test_random_draws_are_randint_digit_for_digit(storage):
     rb, same = buffer(storage, 10, generator=seeded(3)), seeded(3)
     for rows, total in ((range(7), 7), (range(7, 10), 10), (range(10, 23), 10)):
         fill(rb, rows)
@@ -47,7 +47,7 @@ def test_random_draws_are_randint_digit_for_digit(storage: str) -> None:
 
 @pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("size", [1, 4])
-def test_all_orders_of_four_rows_are_equally_likely(size: int) -> None:
+def test_all_orders_of_four_rows_are_equally_likely(size):
     """Pass after pass on one sampler: the order that one pass leaves behind must not colour the next."""
     rb = buffer("packed", 4, sampler=SamplerWithoutReplacement(), batch_size=size, generator=seeded())
     fill(rb, range(4), "tensor")
@@ -59,7 +59,7 @@ def test_all_orders_of_four_rows_are_equally_likely(size: int) -> None:
 
 
 @pytest.mark.usefixtures("backend")
-def test_orders_are_uniform_when_rows_join_in_mid_pass() -> None:
+def test_orders_are_uniform_when_rows_join_in_mid_pass():
     """Two of four rows are drawn, two more are written: the rest comes in any of the 24 orders of four rows."""
     seen: Counter[tuple[int, ...]] = Counter()
     generator = seeded()

@@ -65,7 +65,7 @@ def log_of(layout: str = "line", **options: Any) -> Log:
 
 @pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("layout", ["line", "lanes", "mixed"])
-def test_slices_an_episode_uniformly_then_a_start_uniformly(layout: str) -> None:
+def test_slices_an_episode_uniformly_then_a_start_uniformly(layout):
     log = log_of(layout)
     sampler = SliceSampler(slice_len=3, end_keys=ENDS, traj_key="env" if layout == "mixed" else None)
     rb = filled(log, 47, sampler=sampler)
@@ -77,7 +77,7 @@ def test_slices_an_episode_uniformly_then_a_start_uniformly(layout: str) -> None
 @pytest.mark.parametrize(
     ("span", "strict"), [(True, True), (1, False), ((True, False), False), ((2, 1), True), ((False, 2), True)], ids=str
 )
-def test_spans_begin_uniformly_within_their_reach(span: Any, strict: bool) -> None:
+def test_spans_begin_uniformly_within_their_reach(span, strict):
     log, length = log_of(), 3
     rb = filled(log, 47, sampler=SliceSampler(slice_len=length, end_keys=ENDS, span=span, strict_length=strict))
     sides = span if isinstance(span, tuple) else (span, span)
@@ -95,7 +95,7 @@ def test_spans_begin_uniformly_within_their_reach(span: Any, strict: bool) -> No
     follows(Counter(map(tuple, pieces)), distribution)
 
 
-def test_passes_begin_uniformly_within_each_episode() -> None:
+def test_passes_begin_uniformly_within_each_episode():
     log = log_of()
     rb = filled(log, 47, sampler=SliceSamplerWithoutReplacement(slice_len=3, end_keys=ENDS), batch_size=3)
     counts: Counter[int] = Counter()
@@ -118,7 +118,7 @@ def allowed(log: Log, need: int) -> list[int]:
 
 @pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize(("layout", "masked"), [("line", 0.0), ("lanes", 0.2), ("mixed", 0.2)])
-def test_strict_windows_start_uniformly_where_they_fit(layout: str, masked: float) -> None:
+def test_strict_windows_start_uniformly_where_they_fit(layout, masked):
     log = log_of(layout, masked=masked)
     episodes = Episodes(ENDS, "env" if layout == "mixed" else None, "mask")
     rb = filled(log, 47, sample_unit=SequenceUnit(2, "strict", bootstrap=1), episodes=episodes)
@@ -126,7 +126,7 @@ def test_strict_windows_start_uniformly_where_they_fit(layout: str, masked: floa
     follows(counts, dict.fromkeys(allowed(log, 3), 1.0))
 
 
-def test_strict_windows_start_in_proportion_to_priorities() -> None:
+def test_strict_windows_start_in_proportion_to_priorities():
     log = log_of(masked=0.2)
     episodes = Episodes(ENDS, mask_key="mask")
     sampler = PrioritizedSampler(30, 1.0, 0.0, eps=0.0)
@@ -139,7 +139,7 @@ def test_strict_windows_start_in_proportion_to_priorities() -> None:
 
 
 @pytest.mark.parametrize(("strict", "right"), [(True, 0), (True, 1), (False, 0), (False, 1), (False, True)])
-def test_prioritized_slices_start_in_proportion_to_priorities(strict: bool, right: Any) -> None:
+def test_prioritized_slices_start_in_proportion_to_priorities(strict, right):
     """Rows that have room for a slice, less `span`; without `strict` the first row of every episode as well."""
     log = log_of()
     sampler = PrioritizedSliceSampler(

@@ -15,7 +15,7 @@ from benchmarks.published import Published, tables, with_table  # noqa: E402
 pytestmark = pytest.mark.house
 
 
-def test_pages_show_the_published_measurements() -> None:
+def test_pages_show_the_published_measurements():
     """Tables are not edited by hand: `python -m benchmarks --publish` writes them."""
     found = Published.read()
     assert found.to_text() == (ROOT / "benchmarks" / "published.json").read_text()

@@ -30,7 +30,7 @@ def script(name: str) -> Any:
     return module
 
 
-def test_every_picture_is_made_by_a_script_shown_and_small() -> None:
+def test_every_picture_is_made_by_a_script_shown_and_small():
     pictures = {path.stem: path.stat().st_size for path in (DOCS / "pictures").glob("*.png")}
     scripts = "".join(path.read_text() for path in (DOCS / "pictures").glob("*.py"))
     pages = "".join(path.read_text() for path in DOCS.rglob("*.md"))
@@ -41,7 +41,7 @@ def test_every_picture_is_made_by_a_script_shown_and_small() -> None:
     assert sum(path.stat().st_size for path in DOCS.rglob("*.png")) < 1_600_000
 
 
-def test_diagrams_are_what_their_script_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_diagrams_are_what_their_script_draws(tmp_path, monkeypatch):
     """Letters may differ by the version of the font library, boxes and their places may not."""
     pytest.importorskip("matplotlib")
     from PIL import Image
@@ -56,7 +56,7 @@ def test_diagrams_are_what_their_script_draws(tmp_path: Path, monkeypatch: pytes
         assert (drawn - kept).abs().mean() < 1, f"{name}.png is not what diagrams.py draws: run `make pictures`"
 
 
-def test_the_tree_of_the_picture_draws_what_it_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_tree_of_the_picture_draws_what_it_says(monkeypatch, tmp_path):
     pytest.importorskip("matplotlib")
     monkeypatch.syspath_prepend(str(DOCS / "pictures"))
     draws = importlib.import_module("draws")
@@ -78,7 +78,7 @@ def table() -> list[tuple[str, list[str]]]:
     ]
 
 
-def test_the_table_has_every_sampler() -> None:
+def test_the_table_has_every_sampler():
     public = {name for name in ostinato.__all__ if name.endswith(("Sampler", "SamplerWithoutReplacement"))}
     base = {"Sampler", "SamplerEnsemble", "PrioritySampler"}
     below = (

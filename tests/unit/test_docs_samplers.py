@@ -24,7 +24,7 @@ def public_parts() -> list[str]:
     return [name for name in found if issubclass(getattr(ostinato, name), kinds) and name not in BASES]
 
 
-def test_each_part_has_a_page_and_a_task() -> None:
+def test_each_part_has_a_page_and_a_task():
     pages, tasks = "".join(page.read_text() for page in PAGES), (DOCS / "sampling.md").read_text()
     for name in public_parts():
         assert re.search(rf"`{name}\b", pages), f"no page explains {name}"
@@ -32,7 +32,7 @@ def test_each_part_has_a_page_and_a_task() -> None:
             assert f"`{name}" in tasks, f"no task of docs/sampling.md leads to {name}"
 
 
-def test_pages_that_draw_have_formula_example_and_source() -> None:
+def test_pages_that_draw_have_formula_example_and_source():
     for page in PAGES:
         text = page.read_text()
         assert re.search(r"^```python$.*?^assert ", text, re.MULTILINE | re.DOTALL), f"{page.name} shows no result"
@@ -42,7 +42,7 @@ def test_pages_that_draw_have_formula_example_and_source() -> None:
             assert re.search(r"\*\*Sources?\.\*\*", text), f"{page.name} names no source"
 
 
-def test_formulas_become_mathml() -> None:
+def test_formulas_become_mathml():
     converter = pytest.importorskip("latex2mathml.converter")
     text = "\n".join(page.read_text() for page in PAGES)
     text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)

@@ -29,7 +29,6 @@ from ostinato.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 MODULES = ("", ".errors", ".protocols", ".samplers", ".storages", ".transforms", ".units", ".writers")
 PUBLIC = {name for module in MODULES for name in importlib.import_module(f"ostinato{module}").__all__}
@@ -125,7 +124,7 @@ def _check(calls: Iterator[Callable[[], Any]]) -> int:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", BUFFERS)
-def test_errors_of_buffers(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_of_buffers(kind, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # a name alone is a path to `dumps`
     if kind == "shared" and backend.native is None:
         pytest.skip("processes share buffers through the native extension")
@@ -144,7 +143,7 @@ def test_errors_of_buffers(kind: str, tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_errors_of_constructors() -> None:
+def test_errors_of_constructors():
     def calls() -> Iterator[Callable[[], Any]]:
         for name in ostinato.__all__:
             cls: Any = getattr(ostinato, name)
@@ -155,7 +154,7 @@ def test_errors_of_constructors() -> None:
     assert _check(calls()) > 50
 
 
-def test_a_package_that_is_installed_but_not_imported_is_not_asked_for() -> None:
+def test_a_package_that_is_installed_but_not_imported_is_not_asked_for():
     assert "turtledemo" not in sys.modules
     require_installed("turtledemo", "viz", "a plot", "print the numbers")
     with pytest.raises(MissingExtraError, match=r"pip install 'ostinato\[viz\]', or print the numbers"):

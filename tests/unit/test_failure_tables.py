@@ -153,7 +153,7 @@ def _rows(heading: str) -> list[str]:
 
 
 @pytest.mark.parametrize("heading", TESTS)
-def test_each_row_has_tests_which_exist(heading: str) -> None:
+def test_each_row_has_tests_which_exist(heading):
     assert sorted(_rows(heading)) == sorted(TESTS[heading])
     for names in TESTS[heading].values():
         assert names

@@ -17,7 +17,7 @@ COSTS = Costs(
 )  # fmt: skip
 
 
-def test_a_batch_of_one_shard_takes_the_sum_of_its_costs() -> None:
+def test_a_batch_of_one_shard_takes_the_sum_of_its_costs():
     """Offers for each batch: two calls, one after the other."""
     found = run(COSTS, Fleet(1, 256, age_s=0.0), 10)
     assert found.latencies_s == pytest.approx([2 * (1e-4 + 2e-3 + 1e-3 + 1e-4)] * 10)

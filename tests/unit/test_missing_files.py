@@ -49,7 +49,7 @@ OPENERS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", OPENERS)
-def test_a_path_at_which_nothing_is_saved_is_a_file_not_found(name: str, tmp_path: Path) -> None:
+def test_a_path_at_which_nothing_is_saved_is_a_file_not_found(name, tmp_path):
     (tmp_path / "empty").mkdir()
     for path in (tmp_path / "missing", tmp_path / "missing" / "deeper", tmp_path / "empty"):
         with pytest.raises(FileNotFoundError, match=path.name) as caught:
@@ -60,7 +60,7 @@ def test_a_path_at_which_nothing_is_saved_is_a_file_not_found(name: str, tmp_pat
 
 
 @pytest.mark.parametrize("name", sorted(set(OPENERS) - {"torchrl", "torchrl convert", "merge", "objectrl"}))
-def test_a_file_in_the_place_of_a_directory_is_no_missing_file(name: str, tmp_path: Path) -> None:
+def test_a_file_in_the_place_of_a_directory_is_no_missing_file(name, tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(CheckpointError) as caught:
         OPENERS[name](tmp_path / "file")
@@ -93,7 +93,7 @@ LOSSES: list[Any] = [
 
 
 @pytest.mark.parametrize("lose", LOSSES)
-def test_a_file_that_a_checkpoint_lacks_is_damage_and_a_file_not_found(lose: Any, tmp_path: Path) -> None:
+def test_a_file_that_a_checkpoint_lacks_is_damage_and_a_file_not_found(lose, tmp_path):
     again = lose(tmp_path / "saved")
     with pytest.raises(FileNotFoundError) as caught:
         again()
@@ -103,7 +103,7 @@ def test_a_file_that_a_checkpoint_lacks_is_damage_and_a_file_not_found(lose: Any
 
 
 @pytest.mark.parametrize("kind", [CheckpointNotFoundError, MissingFileError])
-def test_these_errors_are_errors_of_files(kind: Any) -> None:
+def test_these_errors_are_errors_of_files(kind):
     error = pickle.loads(pickle.dumps(kind("no checkpoint at x")))
     assert (type(error), str(error), error.errno) == (kind, "no checkpoint at x", errno.ENOENT)
     assert isinstance(error, (ValueError, OSError))

@@ -27,7 +27,7 @@ def make(rows: int = 100) -> tuple[list[torch.Tensor], Any]:
     return columns, native.Batches(fields, columns)
 
 
-def test_gather_makes_ordinary_tensors() -> None:
+def test_gather_makes_ordinary_tensors():
     columns, batches = make()
     for n in (0, 7, 1000):
         slots = torch.randint(0, 100, (n,))
@@ -46,7 +46,7 @@ def test_gather_makes_ordinary_tensors() -> None:
         assert batches.gather(torch.arange(5))[0].is_inference()
 
 
-def test_memory_kept_for_later_batches_is_bounded() -> None:
+def test_memory_kept_for_later_batches_is_bounded():
     native: Any = backend.installed
     rows = 64
     column = torch.zeros(rows, 1 << 20, dtype=torch.uint8)
@@ -58,7 +58,7 @@ def test_memory_kept_for_later_batches_is_bounded() -> None:
     assert 0 < native.kept_bytes() <= 128 << 20
 
 
-def test_a_closed_exchange_refuses_other_capsules() -> None:
+def test_a_closed_exchange_refuses_other_capsules():
     with pytest.raises((ValueError, TypeError)):
         backend.installed.open_exchange(torch.Tensor, object())  # type: ignore[union-attr]
     _columns, batches = make()  # which own the memory

@@ -314,7 +314,7 @@ def public_calls() -> set[str]:
     return found
 
 
-def test_each_public_call_with_progress_is_tested() -> None:
+def test_each_public_call_with_progress_is_tested():
     found = {name for name in public_calls() if name.partition(".")[0] not in ELSEWHERE}
     assert found <= {case.name for case in CASES}
 
@@ -322,7 +322,7 @@ def test_each_public_call_with_progress_is_tested() -> None:
 @pytest.mark.usefixtures("every_step")
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_calls(case: Case, tmp_path: Path) -> None:
+def test_calls(case, tmp_path):
     told = Told()
     case.call(case.begin(tmp_path / "0"), tmp_path / "0", told)
     told.check()
@@ -339,7 +339,7 @@ def test_calls(case: Case, tmp_path: Path) -> None:
 # -- the class ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_rate_is_limited() -> None:
+def test_the_rate_is_limited():
     told = Told()
     with Progress(told, "count", 10**5) as bar:
         for _ in range(10**5):
@@ -349,14 +349,14 @@ def test_the_rate_is_limited() -> None:
 
 
 @pytest.mark.parametrize("taken", [contextlib.suppress(ValueError), readable("a buffer")])
-def test_the_exception_is_raised_even_where_it_was_taken_for_another(taken: Any) -> None:
+def test_the_exception_is_raised_even_where_it_was_taken_for_another(taken):
     told = Told(0)
     with pytest.raises(StopError), Progress(told, "load", unit=BYTES), taken:
         begin(10)
     assert len(told.calls) == 1
 
 
-def test_wrong_options(tmp_path: Path) -> None:
+def test_wrong_options(tmp_path):
     for option in ("bar", 3, (1, 2)):
         with pytest.raises(OptionError):
             filled().dumps(tmp_path / "a", progress=option)  # type: ignore[arg-type]
@@ -389,7 +389,7 @@ print("result")
 """
 
 
-def test_a_terminal() -> None:
+def test_a_terminal():
     pty = pytest.importorskip("pty", reason="this system has no pseudo-terminals")
     master, slave = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "NO_COLOR": "1"}
@@ -415,7 +415,7 @@ def test_a_terminal() -> None:
     assert line.endswith("\r\x1b[K")
 
 
-def test_nothing_in_a_pipe(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_nothing_in_a_pipe(monkeypatch, capfd):
     monkeypatch.setattr(module, "_WAIT_S", 0.0)
     with Progress(True, "export", 2, unit="rows") as bar:
         bar.advance()

@@ -16,7 +16,7 @@ from .conftest import ROOT, lerobot_python
 PROGRAM = Path(__file__).with_name("_learner.py")
 
 
-def test_the_learner_updates_its_policy_from_our_buffers(tmp_path: Path) -> None:
+def test_the_learner_updates_its_policy_from_our_buffers(tmp_path):
     """Online and offline buffer, 200 updates of SAC, and the datasets that it saves at the end."""
     python = lerobot_python()
     if python is None or not (FOLDER / "lerobot").exists():

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from .conftest import Official
 
 TOP, WRIST, SIDE = "observation.images.top", "observation.images.wrist", "observation.images.side"
 TWO = {TOP: (32, 32), WRIST: (48, 64)}
@@ -99,7 +98,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Model]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_rows_and_windows(case: str, written: dict[str, Model], official: Official) -> None:
+def test_rows_and_windows(case, written, official):
     model = written[case]
     found = official.read(model.path)
     same(found, {**model.columns, "task": model.tasks})
@@ -110,7 +109,7 @@ def test_rows_and_windows(case: str, written: dict[str, Model], official: Offici
     same(found, ours(model.path, offsets))
 
 
-def test_chosen_episodes(written: dict[str, Model], official: Official) -> None:
+def test_chosen_episodes(written, official):
     from ostinato import open_dataset
 
     model = written["many-files"]
@@ -119,7 +118,7 @@ def test_chosen_episodes(written: dict[str, Model], official: Official) -> None:
     same(found, open_dataset(model.path, episodes=[1, 3])[:])
 
 
-def test_version_21(tmp_path: Path, official: Official) -> None:
+def test_version_21(tmp_path, official):
     """LeRobot reads version 2.1 by converting it: its files as converted, and ours as they are."""
     from ostinato import open_dataset
 
@@ -144,7 +143,7 @@ def test_version_21(tmp_path: Path, official: Official) -> None:
 
 
 @pytest.mark.parametrize("codec", ["libsvtav1", "h264"])
-def test_official_writer(codec: str, tmp_path: Path, official: Official) -> None:
+def test_official_writer(codec, tmp_path, official):
     lengths = (6, 9, 4)
     generator = np.random.default_rng(3)
     columns = {

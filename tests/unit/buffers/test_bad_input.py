@@ -80,7 +80,7 @@ OTHERS: list[Any] = [
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 @pytest.mark.parametrize("storage", ["packed", "mapped-columns"])
-def test_rows_are_refused_by_name_and_nothing_changes(storage: str) -> None:
+def test_rows_are_refused_by_name_and_nothing_changes(storage):
     rb = five(storage)
     before = snapshot(rb)
     wrong = [(changed(fields), error, words) for fields, error, words in ROWS.values()]
@@ -119,7 +119,7 @@ INDICES: list[Any] = [
 
 
 @pytest.mark.parametrize("storage", ["packed", "list"])
-def test_indices_that_name_no_rows_are_refused_for_reading_and_writing(storage: str) -> None:
+def test_indices_that_name_no_rows_are_refused_for_reading_and_writing(storage):
     rb = five(storage)
     before = snapshot(rb)
     one = rows([1], "dicts" if storage == "list" else "dict")
@@ -134,7 +134,7 @@ def test_indices_that_name_no_rows_are_refused_for_reading_and_writing(storage: 
     same_state(snapshot(rb), before)
 
 
-def test_fields_that_are_not_there_are_named() -> None:
+def test_fields_that_are_not_there_are_named():
     rb = five()
     raises(
         (lambda: rb["reward"], KeyMissingError, r"no field 'reward'.*'id', 'obs'"),
@@ -146,7 +146,7 @@ def test_fields_that_are_not_there_are_named() -> None:
     )
 
 
-def test_a_tensordict_buffer_refuses_other_rows() -> None:
+def test_a_tensordict_buffer_refuses_other_rows():
     rb = TensorDictReplayBuffer(storage=LazyTensorStorage(5))
     plain = {"a": torch.zeros(2)}
     rb.extend(TensorDict(plain, [2]))
@@ -162,7 +162,7 @@ def test_a_tensordict_buffer_refuses_other_rows() -> None:
     )
 
 
-def test_rows_without_a_rank_are_refused_and_do_not_fix_the_form() -> None:
+def test_rows_without_a_rank_are_refused_and_do_not_fix_the_form():
     for storage in ("packed", "list"):
         rb = buffer(storage, 5, writer=TensorDictMaxValueWriter("r"))
         with pytest.raises(KeyMissingError, match=r"\('r',\)"):
@@ -177,7 +177,7 @@ def test_rows_without_a_rank_are_refused_and_do_not_fix_the_form() -> None:
 
 
 @pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage, ListStorage])
-def test_capacities_are_positive_integers(storage: Any) -> None:
+def test_capacities_are_positive_integers(storage):
     wrong: list[Any] = [0, -1, 2.5, "3", True, *([] if storage is ListStorage else [None])]
     for capacity in wrong:
         with pytest.raises(CapacityError, match=r"integer of at least 1 .*got"):
@@ -185,7 +185,7 @@ def test_capacities_are_positive_integers(storage: Any) -> None:
     assert storage(np.int64(5)).capacity == 5
 
 
-def test_memory_and_disk_that_are_not_there_are_refused_with_the_numbers() -> None:
+def test_memory_and_disk_that_are_not_there_are_refused_with_the_numbers():
     for storage, words in ((LazyTensorStorage, r"\(4000.0 TB\).*are free"), (LazyMemmapStorage, "on the disk")):
         rb = ReplayBuffer(storage=storage(10**15))
         with pytest.raises(StorageMemoryError, match=f"needs 4000000000000000 bytes.*{words}"):
@@ -193,7 +193,7 @@ def test_memory_and_disk_that_are_not_there_are_refused_with_the_numbers() -> No
         assert len(rb) == 0
 
 
-def test_batch_sizes_are_positive_integers() -> None:
+def test_batch_sizes_are_positive_integers():
     rb = five()
     for size in (0, -1, True, 2**63):
         for call in (rb.sample, lambda size: ReplayBuffer(batch_size=size)):
@@ -203,12 +203,12 @@ def test_batch_sizes_are_positive_integers() -> None:
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="there is an accelerator to copy to")
-def test_pinned_memory_without_an_accelerator_is_refused() -> None:
+def test_pinned_memory_without_an_accelerator_is_refused():
     with pytest.raises(OptionError, match="pin_memory=True needs"):
         buffer("packed", 5, pin_memory=True)
 
 
-def test_other_options_are_refused_by_name() -> None:
+def test_other_options_are_refused_by_name():
     """More of them: `tests/parity/test_sampling.py`, `tests/contracts/test_options.py`."""
     rb = five()
     short = buffer("packed", 5, sampler=SamplerWithoutReplacement(drop_last=True), batch_size=4)

@@ -72,7 +72,7 @@ class Model:
 
 
 @pytest.mark.parametrize("capacity", [50, 1000])
-def test_the_oldest_rows_leave(capacity: int) -> None:
+def test_the_oldest_rows_leave(capacity):
     rb, model, start = buffer(capacity), Model(capacity), 0
     wrapped = left = False
     for step in range(60):
@@ -92,7 +92,7 @@ def test_the_oldest_rows_leave(capacity: int) -> None:
     assert rb.write_count == start
 
 
-def test_interleaved_trajectories_leave_whole() -> None:
+def test_interleaved_trajectories_leave_whole():
     storage = LazyTensorStorage(500, codec="zlib", max_bytes=BUDGET, evict="episodes")
     rb = ReplayBuffer(storage=storage, batch_size=4, episodes=Episodes(end_key="done", traj_key="traj"))
     for start in range(0, 210, 6):
@@ -108,7 +108,7 @@ def test_interleaved_trajectories_leave_whole() -> None:
         assert sum(SIZES[i] + 8 for i in found["id"].tolist()) <= BUDGET
 
 
-def test_priorities_follow_their_rows_and_stale_ones_reach_none() -> None:
+def test_priorities_follow_their_rows_and_stale_ones_reach_none():
     rb = buffer(sampler=PrioritizedSampler(1000, 1.0, 1.0, eps=0.0))
     rb.extend(rows(0, 40))
     for start in range(40, 240, 5):
@@ -123,7 +123,7 @@ def test_priorities_follow_their_rows_and_stale_ones_reach_none() -> None:
     assert rb.stats().stale_updates > 0
 
 
-def test_a_pass_without_replacement_goes_on() -> None:
+def test_a_pass_without_replacement_goes_on():
     rb = buffer(sampler=SamplerWithoutReplacement())
     rb.extend(rows(0, 40))
     drawn = rb.sample()["id"].tolist()
@@ -139,7 +139,7 @@ def test_a_pass_without_replacement_goes_on() -> None:
 
 
 @pytest.mark.parametrize(("evict", "cls"), [("rows", SliceSampler), ("episodes", SliceSamplerWithoutReplacement)])
-def test_slices_never_mix_episodes(evict: str, cls: Any) -> None:
+def test_slices_never_mix_episodes(evict, cls):
     rb = buffer(evict=evict, sampler=cls(slice_len=3, end_key="done", strict_length=True))
     for start in range(0, 320, 8):
         rb.extend(rows(start, 8))
@@ -149,7 +149,7 @@ def test_slices_never_mix_episodes(evict: str, cls: Any) -> None:
         assert set(ids.flatten().tolist()) <= set(rb["id"].tolist())
 
 
-def test_a_batch_beyond_the_budget_changes_nothing() -> None:
+def test_a_batch_beyond_the_budget_changes_nothing():
     rb = buffer()
     rb.extend(rows(0, 10))
     with pytest.raises(StorageMemoryError, match=r"300 row\(s\) take \d+ bytes compressed, max_bytes=11000"):
@@ -159,7 +159,7 @@ def test_a_batch_beyond_the_budget_changes_nothing() -> None:
         buffer().extend(rows(0, 300))
 
 
-def test_options_and_parts_that_cannot_follow_raise() -> None:
+def test_options_and_parts_that_cannot_follow_raise():
     wrong: list[Any] = [
         ({"codec": None}, OptionError, "max_bytes needs codec"),
         ({"single_copy": True}, OptionError, "or single_copy out"),
@@ -184,7 +184,7 @@ def test_options_and_parts_that_cannot_follow_raise() -> None:
         assert len(rb) == 0
 
 
-def test_an_episode_longer_than_the_budget_loses_its_oldest_rows() -> None:
+def test_an_episode_longer_than_the_budget_loses_its_oldest_rows():
     rb = buffer(evict="episodes")
     for start in range(0, 180, 6):
         rb.extend({**rows(start, 6), "done": torch.zeros(6, dtype=torch.bool)})
@@ -193,7 +193,7 @@ def test_an_episode_longer_than_the_budget_loses_its_oldest_rows() -> None:
     assert BUDGET / 2 < sum(SIZES[i] for i in ids) <= BUDGET
 
 
-def test_python_objects_and_late_fields_follow() -> None:
+def test_python_objects_and_late_fields_follow():
     rb = buffer()
     for start in range(0, 140, 10):
         more = {"late": torch.arange(start, start + 10) * 2} if start > 30 else {}

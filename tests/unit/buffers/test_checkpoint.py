@@ -27,7 +27,7 @@ def whole(storage: str) -> ReplayBuffer:
     return buffer(storage, 7, batch_size=3, generator=torch.Generator().manual_seed(0))
 
 
-def test_tensor_storages_read_each_others_saves(tmp_path: Path) -> None:
+def test_tensor_storages_read_each_others_saves(tmp_path):
     for source in TENSORS:
         rb = whole(source)
         fill(rb, range(9))
@@ -38,7 +38,7 @@ def test_tensor_storages_read_each_others_saves(tmp_path: Path) -> None:
             assert read_ids(other[:]) == read_ids(rb[:])
 
 
-def test_generator_counters_and_ages_are_restored_and_the_global_generator_left_alone(tmp_path: Path) -> None:
+def test_generator_counters_and_ages_are_restored_and_the_global_generator_left_alone(tmp_path):
     rb, other = whole("packed"), buffer("packed", 7, batch_size=3)
     fill(rb, range(9))
     rb[torch.tensor([0])] = rows([50])
@@ -83,7 +83,7 @@ def make(name: str) -> ReplayBuffer:
 
 
 @pytest.mark.parametrize("name", list(EXPECTED))
-def test_saved_files_are_read(name: str) -> None:
+def test_saved_files_are_read(name):
     path = FIXTURES / name
     assert read_manifest(path, format_name="ostinato-buffer").version == FORMAT_VERSION
     assert inspect_checkpoint(path).rows == 7
@@ -99,9 +99,7 @@ def test_saved_files_are_read(name: str) -> None:
             assert ids == [by_slot[slot] for slot in expected]
 
 
-def test_a_load_begins_again_where_another_save_replaces_its_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_load_begins_again_where_another_save_replaces_its_files(tmp_path, monkeypatch):
     rb, other, read = whole("packed"), whole("packed"), CheckpointReader.read_into
     fill(rb, range(3))
     rb.dumps(tmp_path / "save")
@@ -117,7 +115,7 @@ def test_a_load_begins_again_where_another_save_replaces_its_files(
     assert read_ids(other[:]) == [*range(5)]
 
 
-def test_small_fields_that_share_memory_are_pickled_once() -> None:
+def test_small_fields_that_share_memory_are_pickled_once():
     rb = ReplayBuffer(storage=LazyTensorStorage(10_000))
     rb.extend({name: torch.arange(10) for name in "abcdefgh"})
     pickled = pickle.dumps(rb)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -20,9 +20,6 @@ from ostinato.errors import CheckpointError, OptionError
 
 from ...registry import ring
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 def transitions(first: int, count: int) -> dict[str, torch.Tensor]:
     t = torch.arange(float(first), float(first + count))
@@ -30,7 +27,7 @@ def transitions(first: int, count: int) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("verify", [True, False])
-def test_no_window_leads_from_the_newest_row_to_the_oldest(verify: bool, tmp_path: Path) -> None:
+def test_no_window_leads_from_the_newest_row_to_the_oldest(verify, tmp_path):
     """`tests/unit/units` resizes rings with every unit; here with single copies."""
 
     def make(size: int) -> ReplayBuffer:
@@ -48,7 +45,7 @@ def test_no_window_leads_from_the_newest_row_to_the_oldest(verify: bool, tmp_pat
         other.extend(transitions(first, 2))
 
 
-def test_a_ring_that_came_from_a_larger_one_is_saved(tmp_path: Path) -> None:
+def test_a_ring_that_came_from_a_larger_one_is_saved(tmp_path):
     larger, same, other = (ring(size) for size in (8, 6, 6))
     larger.extend({"x": torch.arange(8)})
     larger.empty()
@@ -60,7 +57,7 @@ def test_a_ring_that_came_from_a_larger_one_is_saved(tmp_path: Path) -> None:
     assert other[:]["x"].tolist() == [9, 1, 2, 3, 4, 5]
 
 
-def test_a_ring_that_would_have_to_be_moved_is_not_mapped(tmp_path: Path) -> None:
+def test_a_ring_that_would_have_to_be_moved_is_not_mapped(tmp_path):
     rb, other, same = (ring(size) for size in (5, 9, 5))
     rb.extend({"x": torch.arange(7)})
     rb.dumps(tmp_path / "save")
@@ -82,7 +79,7 @@ class Own(Sampler):
         return {"slots": torch.arange(3)}
 
 
-def test_a_sampler_that_cannot_follow_raises_and_nothing_changes() -> None:
+def test_a_sampler_that_cannot_follow_raises_and_nothing_changes():
     rb, same, other = (ring(size, sampler=Own(), batch_size=4) for size in (5, 5, 9))
     rb.extend({"x": torch.arange(7)})
     same.load_state_dict(rb.state_dict())
@@ -100,7 +97,7 @@ def test_a_sampler_that_cannot_follow_raises_and_nothing_changes() -> None:
     ],
     ids=["passes", "endless", "limited"],
 )
-def test_rows_are_drawn_as_often_as_they_would_have_been(sampler: Any, uses: int) -> None:
+def test_rows_are_drawn_as_often_as_they_would_have_been(sampler, uses):
     rb, other = (ring(size, sampler=sampler(), batch_size=2) for size in (7, 9))
     rb.extend({"id": torch.arange(12)})
     drawn = rb.sample()["id"].tolist()

@@ -31,7 +31,6 @@ from ...tags import buffer, fill, same_state, snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 
 def used(kind: str, start: int = 0) -> ReplayBuffer:
@@ -44,7 +43,7 @@ def used(kind: str, start: int = 0) -> ReplayBuffer:
     return rb
 
 
-def test_saves_of_other_parts_are_refused_by_name(tmp_path: Path) -> None:
+def test_saves_of_other_parts_are_refused_by_name(tmp_path):
     def whole(storage: str, sampler: Any = None, writer: Any = None) -> ReplayBuffer:
         return buffer(storage, 7, sampler=sampler, writer=writer)
 
@@ -97,7 +96,7 @@ KINDS += ("ReservoirWriter, PrioritizedSampler", "prefetch", "prefetch, Hindsigh
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_step(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_step(kind, monkeypatch):
     """Each step fails before it does its work, or after."""
     rb, state = used(kind), used(kind, 120).state_dict()
     for number, (where, name) in enumerate(STEPS):
@@ -116,7 +115,7 @@ def test_every_step(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("mmap", [True, False])
-def test_members_of_ensembles_all_or_none(mmap: bool, tmp_path: Path) -> None:
+def test_members_of_ensembles_all_or_none(mmap, tmp_path):
     """The last step fails, when all members are loaded."""
 
     def both(first: int) -> ReplayBufferEnsemble:
@@ -135,7 +134,7 @@ def test_members_of_ensembles_all_or_none(mmap: bool, tmp_path: Path) -> None:
     same_state(rb.state_dict(), other.state_dict())
 
 
-def test_too_little_memory_for_a_copy_is_said_before_anything_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_memory_for_a_copy_is_said_before_anything_changes(monkeypatch):
     rb, other = (used("PrioritizedSampler", start) for start in (0, 120))
     state = other.state_dict()
 
@@ -186,7 +185,7 @@ DAMAGES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("kind", DAMAGES)
-def test_damaged_states_are_refused(kind: str) -> None:
+def test_damaged_states_are_refused(kind):
     rb, saved = (used(kind, start) for start in (0, 120))
     for damage in DAMAGES[kind]:
         state = saved.state_dict()
@@ -210,7 +209,7 @@ CASES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("case", list(CASES))
-def test_a_state_that_no_load_takes_is_not_committed(case: str, tmp_path: Path) -> None:
+def test_a_state_that_no_load_takes_is_not_committed(case, tmp_path):
     options, spoil = CASES[case]
     rb, other = (ring(16, batch_size=4, **options()) for _ in range(2))
     saved: list[Any] = [(rb, "one"), (ReplayBufferEnsemble(rb, batch_size=4), "both")]
@@ -230,7 +229,7 @@ def test_a_state_that_no_load_takes_is_not_committed(case: str, tmp_path: Path) 
     same_state(snapshot(other), good)
 
 
-def test_counts_and_deleted_rows_that_contradict_each_other_are_refused() -> None:
+def test_counts_and_deleted_rows_that_contradict_each_other_are_refused():
     rb, other = (ring(8) for _ in range(2))
     rb.extend(torch.arange(4))
     rb.empty()

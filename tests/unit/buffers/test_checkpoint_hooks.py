@@ -25,8 +25,6 @@ from ostinato.errors import CheckpointError, KindError
 from ..storages.test_checkpointers import steps
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from ostinato import Storage
 
 
@@ -38,7 +36,7 @@ def make(storage: Storage, *, hooks: bool = True) -> ReplayBuffer:
     return rb
 
 
-def test_into_other_storages_and_only_with_the_hooks(tmp_path: Path) -> None:
+def test_into_other_storages_and_only_with_the_hooks(tmp_path):
     rb, plain = make(LazyTensorStorage(24)), make(LazyTensorStorage(24), hooks=False)
     rb.extend(steps(0, 30))
     rb.dumps(tmp_path / "saved")
@@ -68,7 +66,7 @@ def whole(data: Any, out: None = None) -> dict[Any, Any]:
     return {"x": data["x"].float(), "y": data["deep"]["y"]}
 
 
-def test_hooks_run_in_order_and_what_comes_back_must_be_what_was_saved(tmp_path: Path) -> None:
+def test_hooks_run_in_order_and_what_comes_back_must_be_what_was_saved(tmp_path):
     rb = ReplayBuffer(storage=LazyTensorStorage(5))
     rb.register_save_hook(half)
     rb.register_save_hook(lambda rows, path: {"inside": rows})
@@ -92,7 +90,7 @@ def test_hooks_run_in_order_and_what_comes_back_must_be_what_was_saved(tmp_path:
         assert other["x"].tolist() == ([9.0] * 5 if message else [5, 6, 2, 3, 4])
 
 
-def test_hooks_are_checked_and_travel(tmp_path: Path) -> None:
+def test_hooks_are_checked_and_travel(tmp_path):
     rb = make(LazyMemmapStorage(24))
     with pytest.raises(KindError):
         rb.register_save_hook(TED2Flat)
@@ -107,7 +105,7 @@ def test_hooks_are_checked_and_travel(tmp_path: Path) -> None:
     assert not (tmp_path / "no tensors").exists()
 
 
-def test_a_tree_that_contradicts_itself_is_refused(tmp_path: Path) -> None:
+def test_a_tree_that_contradicts_itself_is_refused(tmp_path):
     rb = make(LazyTensorStorage(24))
     rb.extend(steps(0, 9))
     rb.dumps(tmp_path / "saved")

@@ -32,7 +32,7 @@ def chain(path: Path) -> int:
     return max(len(record.patches) for record in arrays.values())
 
 
-def test_changes_cost_what_they_weigh(tmp_path: Path) -> None:
+def test_changes_cost_what_they_weigh(tmp_path):
     rb, path = buffer(LazyTensorStorage(MANY)), tmp_path / "save"
 
     def saved() -> int:
@@ -57,7 +57,7 @@ def test_changes_cost_what_they_weigh(tmp_path: Path) -> None:
     assert saved() <= len(slots) * sum(width + 16 for width in widths), "each row and its place in a table"
 
 
-def test_a_long_chain_is_folded_and_never_outweighs_its_base(tmp_path: Path) -> None:
+def test_a_long_chain_is_folded_and_never_outweighs_its_base(tmp_path):
     rb = buffer(LazyTensorStorage(500))
     fill(rb, range(500))
     path = tmp_path / "save"
@@ -76,7 +76,7 @@ def test_a_long_chain_is_folded_and_never_outweighs_its_base(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("foreign", ["none", "another buffer", "a load", "another storage", "another save"])
-def test_a_save_continues_the_one_before_or_is_written_whole(foreign: str, tmp_path: Path) -> None:
+def test_a_save_continues_the_one_before_or_is_written_whole(foreign, tmp_path):
     rb, path = buffer(LazyTensorStorage(100)), tmp_path / "save"
     fill(rb, range(80))
     rb.dumps(path)
@@ -104,7 +104,7 @@ def test_a_save_continues_the_one_before_or_is_written_whole(foreign: str, tmp_p
     same_state(snapshot(other), snapshot(rb))
 
 
-def test_after_a_view_was_handed_out_everything_is_written(tmp_path: Path) -> None:
+def test_after_a_view_was_handed_out_everything_is_written(tmp_path):
     views: list[Any] = [
         lambda rb: rb[2:5]["id"],
         lambda rb: rb.storage["id"],
@@ -123,7 +123,7 @@ def test_after_a_view_was_handed_out_everything_is_written(tmp_path: Path) -> No
         assert (other[:]["id"] == -5).any()
 
 
-def test_priorities_are_written_by_the_block(tmp_path: Path) -> None:
+def test_priorities_are_written_by_the_block(tmp_path):
     def make() -> PrioritizedReplayBuffer:
         return PrioritizedReplayBuffer(
             alpha=0.6, beta=0.4, storage=LazyTensorStorage(MANY), generator=torch.Generator(), batch_size=4

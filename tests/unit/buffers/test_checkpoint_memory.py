@@ -41,7 +41,7 @@ def peak(work: Callable[[], object]) -> int:
 
 
 @pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
-def test_saves_and_what_reads_them_stay_below_64_mb(storage: Any, tmp_path: Path) -> None:
+def test_saves_and_what_reads_them_stay_below_64_mb(storage, tmp_path):
     small = buffer(storage(8))
     small.extend(rows(8))
     small.dumps(tmp_path / "small")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -12,9 +12,6 @@ from ostinato.errors import CheckpointError, OptionError
 
 from ...tags import buffer, fill, read_ids, rows, same_state, snapshot
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 def make(capacity: int = 60, **options: Any) -> ReplayBuffer:
     return buffer(LazyTensorStorage(capacity, **options), batch_size=5, generator=torch.Generator().manual_seed(0))
@@ -23,7 +20,7 @@ def make(capacity: int = 60, **options: Any) -> ReplayBuffer:
 @pytest.mark.parametrize(
     ("source", "count"), [({}, 1), ({"packed": False}, 40), ({"single_copy": False}, 60), ({}, 95)]
 )
-def test_a_mapped_load_is_a_load(source: dict[str, Any], count: int, tmp_path: Path) -> None:
+def test_a_mapped_load_is_a_load(source, count, tmp_path):
     rb = make(**source)
     fill(rb, range(count))
     rb.sample()
@@ -38,7 +35,7 @@ def test_a_mapped_load_is_a_load(source: dict[str, Any], count: int, tmp_path: P
             fill(other, range(1000 * step, 1000 * step + 17))
 
 
-def test_a_mapped_buffer_saves_over_the_files_it_stands_on(tmp_path: Path) -> None:
+def test_a_mapped_buffer_saves_over_the_files_it_stands_on(tmp_path):
     rb = make()
     fill(rb, range(60))
     rb.dumps(tmp_path / "save")
@@ -56,7 +53,7 @@ def test_a_mapped_buffer_saves_over_the_files_it_stands_on(tmp_path: Path) -> No
         same_state(snapshot(third), snapshot(other))
 
 
-def test_what_cannot_be_mapped_is_refused_before_anything_changes(tmp_path: Path) -> None:
+def test_what_cannot_be_mapped_is_refused_before_anything_changes(tmp_path):
     rb = make()
     fill(rb, range(9))
     rb.dumps(tmp_path / "save")

@@ -20,7 +20,7 @@ def make(**options: object) -> ReplayBuffer:
     return rb
 
 
-def test_closing_ends_the_prefetch_thread() -> None:
+def test_closing_ends_the_prefetch_thread():
     before = workers()
     with pytest.raises(ZeroDivisionError), make(prefetch=3) as rb:  # noqa: PT012
         rb.sample()
@@ -34,7 +34,7 @@ def test_closing_ends_the_prefetch_thread() -> None:
     assert not workers() - before
 
 
-def test_an_ensemble_closes_its_members() -> None:
+def test_an_ensemble_closes_its_members():
     before = workers()
     members = [make(prefetch=1), make(prefetch=1)]
     for rb in members:

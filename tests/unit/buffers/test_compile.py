@@ -40,7 +40,7 @@ def inside(rb: ReplayBuffer, x: Tensor) -> Tensor:
     return batch["a"] * 3 + batch["b"] + info["index"]  # type: ignore[no-any-return]
 
 
-def test_a_compiled_step_does_what_the_plain_one_does() -> None:
+def test_a_compiled_step_does_what_the_plain_one_does():
     found = []
     for compiled in (False, True):
         rb = make(prefetch=2, transform=lambda batch: {**batch, "a": batch["a"] + 1})
@@ -51,7 +51,7 @@ def test_a_compiled_step_does_what_the_plain_one_does() -> None:
     assert found[0] == found[1]
 
 
-def test_a_growing_buffer_does_not_recompile_and_calls_break_the_graph() -> None:
+def test_a_growing_buffer_does_not_recompile_and_calls_break_the_graph():
     """The number of rows must not be burnt into the graph."""
     rb = make()
     compiled = torch.compile(lambda x: inside(rb, x), backend="eager")

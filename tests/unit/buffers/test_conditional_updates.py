@@ -39,7 +39,7 @@ def _filled(rows: int = 4, **options: Any) -> tuple[ReplayBuffer, torch.Tensor, 
     return rb, index, rb.writer.generations_of(index)
 
 
-def test_replaced_rows_are_left_out_and_counted() -> None:
+def test_replaced_rows_are_left_out_and_counted():
     rb, index, generation = _filled()
     rb.extend(_rows(2, 5.0))
     for value in (1.0, 2.0):  # the rows stay the rows that they are, so a second update reaches them as well
@@ -61,7 +61,7 @@ def test_replaced_rows_are_left_out_and_counted() -> None:
     assert (result.updated_count, result.stale_count) == (0, 4)
 
 
-def test_versions_follow_a_plain_model() -> None:
+def test_versions_follow_a_plain_model():
     rb, index, generation = _filled(8)
     rng = np.random.default_rng(0)
     stored, values = [0] * 8, [0.0] * 8
@@ -91,7 +91,7 @@ def test_versions_follow_a_plain_model() -> None:
         assert rb["x"].tolist() == values
 
 
-def test_invalid_arguments_change_nothing() -> None:
+def test_invalid_arguments_change_nothing():
     rb, index, generation = _filled()
     listed, plain = _buffer(storage=ListStorage(4)), ReplayBuffer(storage=LazyTensorStorage(4))
     listed.extend(torch.zeros(4))
@@ -134,7 +134,7 @@ def test_invalid_arguments_change_nothing() -> None:
     assert rb["x"].sum() == plain["x"].sum() == 0
 
 
-def test_priorities_come_with_the_same_condition() -> None:
+def test_priorities_come_with_the_same_condition():
     rb = TensorDictReplayBuffer(storage=LazyTensorStorage(4), sampler=PrioritizedSampler(4, 1.0, 1.0), batch_size=64)
     rb.extend(TensorDict({"x": torch.zeros(4)}, [4]))
     batch = rb.sample()
@@ -154,7 +154,7 @@ def test_priorities_come_with_the_same_condition() -> None:
     assert set(rb.sample()["index"].tolist()) == {1}
 
 
-def test_writers_and_updaters_together_never_patch_another_row() -> None:
+def test_writers_and_updaters_together_never_patch_another_row():
     rb = _buffer(32, batch_size=8)
     rb.extend({"id": torch.arange(32), "seen": torch.full((32,), -1)})
     updated: list[int] = []
@@ -173,7 +173,7 @@ def test_writers_and_updaters_together_never_patch_another_row() -> None:
 
 
 @pytest.mark.parametrize("prefetch", [None, 3])
-def test_submitted_updates_are_ordered_with_samples(prefetch: int | None) -> None:
+def test_submitted_updates_are_ordered_with_samples(prefetch):
     rb, index, generation = _filled(batch_size=8, prefetch=prefetch)
 
     def submit(value: float) -> Any:
@@ -191,7 +191,7 @@ def test_submitted_updates_are_ordered_with_samples(prefetch: int | None) -> Non
     rb.shutdown()
 
 
-def test_errors_of_submitted_updates_are_raised_once() -> None:
+def test_errors_of_submitted_updates_are_raised_once():
     rb, index, generation = _filled()
     for settle in (rb.synchronize, rb.state_dict, lambda: rb.sample(2)):
         future = rb.submit_update_if_present(index=index, generation=generation, patch={"y": torch.ones(4)})
@@ -205,7 +205,7 @@ def test_errors_of_submitted_updates_are_raised_once() -> None:
         rb.submit_update_if_present(index=index, generation=generation, patch={"x": torch.ones(4)})
 
 
-def test_shared_buffers_take_priorities_alone() -> None:
+def test_shared_buffers_take_priorities_alone():
     rb = ReplayBuffer(storage=LazyTensorStorage(4), sampler=PrioritizedSampler(4, 1.0, 1.0), batch_size=64, shared=True)
     rb.extend({"x": torch.arange(4)})
     _, info = rb.sample(return_info=True)

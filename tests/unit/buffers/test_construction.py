@@ -29,7 +29,7 @@ def _storage() -> LazyTensorStorage:
     return LazyTensorStorage(10)
 
 
-def test_options_without_counterpart_name_the_reason() -> None:
+def test_options_without_counterpart_name_the_reason():
     wrong: list[Any] = [
         ({"service_backend": "ray"}, OptionError, "RayReplayBuffer"),
         ({"service_backend_options": {"remote_config": {}}}, OptionError, "only valid for a remote ReplayBuffer"),
@@ -46,14 +46,14 @@ def test_options_without_counterpart_name_the_reason() -> None:
 
 
 @pytest.mark.parametrize("cls", [PrioritizedReplayBuffer, TensorDictPrioritizedReplayBuffer])
-def test_priorities_are_on_the_device_of_the_storage(cls: Any) -> None:
+def test_priorities_are_on_the_device_of_the_storage(cls):
     for device in (None, "cpu", torch.device("cpu")):
         assert cls(alpha=1.0, beta=1.0, sampler_device=device).sampler.alpha == 1.0
     with pytest.raises(OptionError, match=r"sampler_device='meta' is not available.*storage, cpu"):
         cls(alpha=1.0, beta=1.0, sampler_device="meta")
 
 
-def test_factory_makes_the_transform_at_the_first_use() -> None:
+def test_factory_makes_the_transform_at_the_first_use():
     made = []
 
     def factory() -> Any:
@@ -69,7 +69,7 @@ def test_factory_makes_the_transform_at_the_first_use() -> None:
     assert (early.initialized, made) == (True, [1, 1])
 
 
-def test_delayed_buffer_is_pickled_before_its_first_use() -> None:
+def test_delayed_buffer_is_pickled_before_its_first_use():
     rb = TensorDictReplayBuffer(
         storage=_storage, sampler=_ranked, transform_factory=_identity, batch_size=50, priority_key="p"
     )
@@ -90,14 +90,14 @@ def _ranked() -> PrioritizedSampler:
     return PrioritizedSampler(10, 1.0, 1.0)
 
 
-def test_errors_of_delayed_parts_are_raised_at_every_use() -> None:
+def test_errors_of_delayed_parts_are_raised_at_every_use():
     rb = ReplayBuffer(sampler=lambda: SamplerWithoutReplacement(drop_last=True), delayed_init=True)
     for _ in range(2):
         raises((lambda: rb.add(1), OptionError, "predictable batch-size"))
         assert not rb.initialized
 
 
-def test_first_use_by_several_threads_makes_the_parts_once() -> None:
+def test_first_use_by_several_threads_makes_the_parts_once():
     made: list[int] = []
 
     def storage() -> LazyTensorStorage:

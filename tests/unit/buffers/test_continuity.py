@@ -75,7 +75,7 @@ PARTS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("parts", PARTS)
-def test_faults_are_told_once_and_right_usage_says_nothing(parts: str) -> None:
+def test_faults_are_told_once_and_right_usage_says_nothing(parts):
     options = PARTS[parts]
     (said,) = told(buffer(**options), program(50, 4))
     for words in ("in 63 of 63 pairs", "several environments", "ndim=2", "VectorEnvRecorder", "traj_key", "silences"):
@@ -88,7 +88,7 @@ def test_faults_are_told_once_and_right_usage_says_nothing(parts: str) -> None:
     assert told(buffer(ndim=2, **options), [grid(100, 4)]) == []
 
 
-def test_what_is_no_fault_of_windows_says_nothing() -> None:
+def test_what_is_no_fault_of_windows_says_nothing():
     assert told(buffer(sample_unit=None), program(100, 4)) == [], "single rows"
     assert told(buffer(sample_unit=SequenceUnit(4, done_key=None)), program(100, 1, limits=False)) == [], "on purpose"
     assert told(buffer(), program(200, 1, noise=0.02)) == [], "normalized or noisy"
@@ -102,7 +102,7 @@ def test_what_is_no_fault_of_windows_says_nothing() -> None:
     assert told(rb, program(100, 4)) == [], "edited"
 
 
-def test_rows_present_are_looked_at_before_the_first_draw() -> None:
+def test_rows_present_are_looked_at_before_the_first_draw():
     in_turn = {key: value.transpose(0, 1).flatten(0, 1) for key, value in grid(100, 4).items()}
     rb = ReplayBuffer(storage=TensorStorage(in_turn), sample_unit=NStep(3, 0.9), batch_size=8)
     assert len(told(rb, [])) == 1
@@ -111,7 +111,7 @@ def test_rows_present_are_looked_at_before_the_first_draw() -> None:
     assert len(told(whole.view(sampler=SliceSampler(slice_len=4), batch_size=8), [])) == 1
 
 
-def test_as_an_error_it_comes_before_anything_is_written() -> None:
+def test_as_an_error_it_comes_before_anything_is_written():
     rb, rows = buffer(), list(program(17, 4))
     for row in rows[:-1]:
         rb.extend(row)
@@ -128,7 +128,7 @@ def test_as_an_error_it_comes_before_anything_is_written() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"sample_unit": None}, {"storage": {"single_copy": True}}], ids=str)
-def test_a_rollout_with_time_first_is_told_once(options: dict[str, Any]) -> None:
+def test_a_rollout_with_time_first_is_told_once(options):
     rows = grid(100, 4)
     turned = {key: value.transpose(0, 1) for key, value in rows.items()}
     (said,) = told(buffer(ndim=2, **options), [turned])
@@ -138,7 +138,7 @@ def test_a_rollout_with_time_first_is_told_once(options: dict[str, Any]) -> None
     assert len(told(buffer(ndim=2, dim_extend=0, **options), [rows])) == 1
 
 
-def test_numbers_and_flags_tell_the_order() -> None:
+def test_numbers_and_flags_tell_the_order():
     time = torch.arange(30).expand(4, 30)
     rows = {"reward": torch.rand(4, 30), "truncated": time % 10 == 9}
     for more in ({"step": time}, {"env": torch.arange(4)[:, None].expand(4, 30)}, {}):

@@ -38,7 +38,7 @@ KINDS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("storage", ["packed", "mapped-columns"])
-def test_rows_come_out_in_the_kind_that_was_put_in(storage: str) -> None:
+def test_rows_come_out_in_the_kind_that_was_put_in(storage):
     for data in KINDS.values():
         rb = buffer(storage, 10)
         assert rb.extend(data).tolist() == [0, 1, 2, 3]
@@ -48,7 +48,7 @@ def test_rows_come_out_in_the_kind_that_was_put_in(storage: str) -> None:
         same_kind(batch, rb[info["index"]])
 
 
-def test_a_lazy_stack_is_stored_by_its_common_fields_with_a_warning() -> None:
+def test_a_lazy_stack_is_stored_by_its_common_fields_with_a_warning():
     rb = TensorDictReplayBuffer(storage=LazyTensorStorage(4))
     rows = [TensorDict({"a": torch.tensor(float(i)), "next": {"b": torch.tensor(i)}}) for i in range(3)]
     rows[0]["reward"] = torch.tensor(1.0)
@@ -78,7 +78,7 @@ class Pairs:
         return torch.stack((known[:-1], known[1:]), -1) if len(known) > 1 else None
 
 
-def test_a_transform_that_waits_for_more_rows_writes_none() -> None:
+def test_a_transform_that_waits_for_more_rows_writes_none():
     rb = ReplayBuffer(storage=LazyTensorStorage(8), transform=Pairs())
     assert rb.extend(torch.tensor([1])).tolist() == []
     assert len(rb) == 0
@@ -93,7 +93,7 @@ def test_a_transform_that_waits_for_more_rows_writes_none() -> None:
     assert len(forgets) == 0
 
 
-def test_dicts_and_tensordicts_serve_for_each_other_by_name() -> None:
+def test_dicts_and_tensordicts_serve_for_each_other_by_name():
     rb = buffer("packed")
     rb.extend({"a": torch.arange(2), "b": torch.zeros(2)})
     rb.extend(TensorDict({"b": torch.ones(2), "a": torch.arange(2, 4)}, [2]))
@@ -101,7 +101,7 @@ def test_dicts_and_tensordicts_serve_for_each_other_by_name() -> None:
     same_kind(rb[:], {"a": torch.arange(5), "b": torch.tensor([0.0, 0.0, 1.0, 1.0, 1.0])})
 
 
-def test_numbers_and_arrays_are_taken_at_the_door() -> None:
+def test_numbers_and_arrays_are_taken_at_the_door():
     rb, plain = buffer("packed"), buffer("packed")
     rb.add({"f": 1.5, "i": 3, "b": True, "np": np.float32(2.5), "a": np.arange(2)})
     rb.add({"f": 2, "i": np.int64(4), "b": np.bool_(False), "np": 3.5, "a": torch.arange(2)})
@@ -135,7 +135,7 @@ def laid_out(values: Tensor) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("storage", ["packed", "columns"])
-def test_sources_of_any_layout_are_stored_right(storage: str) -> None:
+def test_sources_of_any_layout_are_stored_right(storage):
     values, ids = torch.arange(24.0).view(6, 4), torch.arange(6)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -47,7 +47,7 @@ def make(kind: str = "RandomSampler", capacity: int = CAPACITY, **options: Any) 
     )
 
 
-def test_a_pass_goes_on_without_the_deleted_rows() -> None:
+def test_a_pass_goes_on_without_the_deleted_rows():
     rb = make("SamplerWithoutReplacement", batch_size=2)
     rb.extend(torch.arange(7))
     first = rb.sample().tolist()
@@ -58,7 +58,7 @@ def test_a_pass_goes_on_without_the_deleted_rows() -> None:
     assert sorted(row for batch in rb for row in batch.tolist()) == [i for i in range(7) if i not in gone]
 
 
-def test_a_sample_names_the_rows_to_delete() -> None:
+def test_a_sample_names_the_rows_to_delete():
     rb = make("PrioritizedSampler, largest priority", batch_size=2)
     rb.extend(torch.arange(7))
     _, info = rb.sample(return_info=True)
@@ -67,7 +67,7 @@ def test_a_sample_names_the_rows_to_delete() -> None:
     assert rb.delete({"index": [3], "index_generation": [4]}).tolist() == [3 not in info["index"]]
 
 
-def test_a_deleted_row_gets_no_priority_and_sets_no_default() -> None:
+def test_a_deleted_row_gets_no_priority_and_sets_no_default():
     rb = make("PrioritizedSampler, largest priority", batch_size=2)
     index = rb.extend(torch.arange(4))
     rb.update_priority(index, [1.0, 2.0, 9.0, 3.0])
@@ -82,7 +82,7 @@ def test_a_deleted_row_gets_no_priority_and_sets_no_default() -> None:
     assert rb.delete([3, 3, -1]).tolist() == [True, True, False]
 
 
-def test_another_sampler_goes_on_without_the_deleted_rows() -> None:
+def test_another_sampler_goes_on_without_the_deleted_rows():
     rb = make()
     rb.extend(torch.arange(6))
     rb.delete([1, 4])
@@ -100,7 +100,7 @@ def test_another_sampler_goes_on_without_the_deleted_rows() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS[:6])
-def test_a_buffer_of_another_size_takes_deleted_rows_over(kind: str) -> None:
+def test_a_buffer_of_another_size_takes_deleted_rows_over(kind):
     rb = make(kind)
     rb.extend(torch.arange(10))
     rb.delete([1, 5])
@@ -112,7 +112,7 @@ def test_a_buffer_of_another_size_takes_deleted_rows_over(kind: str) -> None:
     assert {big[slot].item() for slot in index} == set(range(10, 20))
 
 
-def test_damaged_checkpoints_are_refused() -> None:
+def test_damaged_checkpoints_are_refused():
     rb, other = make(), make()
     rb.extend(torch.arange(7))
     rb.delete([1, 5])
@@ -127,7 +127,7 @@ def test_damaged_checkpoints_are_refused() -> None:
     assert other.extend(torch.tensor([9])).tolist() == [0]
 
 
-def test_what_cannot_be_deleted_changes_nothing() -> None:
+def test_what_cannot_be_deleted_changes_nothing():
     unit = {"sample_unit": NStep(2, 0.9, reward_key="gain"), "episodes": Episodes(end_key="done")}
     cases: list[Any] = [
         ({"storage": LazyTensorStorage(8, single_copy=True)}, OptionError, "single_copy"),
@@ -163,7 +163,7 @@ def test_what_cannot_be_deleted_changes_nothing() -> None:
     assert (len(grid), len(rb)) == (8, 4)
 
 
-def test_trajectories_are_those_of_the_rows_present() -> None:
+def test_trajectories_are_those_of_the_rows_present():
     rb = ring(8)
     rb.extend({"episode": torch.tensor([0, 0, 1, 1, 1, 2]), "x": torch.arange(6)})
     rb.delete([3, 5])

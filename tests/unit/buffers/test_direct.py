@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +21,6 @@ from ostinato import (
     RandomSampler,
     RateLimiter,
     ReplayBuffer,
-    Sampler,
     SamplerWithoutReplacement,
     SliceSampler,
     TensorDictReplayBuffer,
@@ -34,9 +33,6 @@ from ostinato.transforms import Cast, Compose, RewardScale
 from ...contracts.test_differential import WAYS, Program
 from ...registry import ring, seeded
 from ..background import in_background
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 pytestmark = pytest.mark.skipif(not backend.exchange, reason="the native extension or torch's exchange API is missing")
 CAPACITY = 37
@@ -177,7 +173,7 @@ class Forms(Program):
 
 @pytest.mark.filterwarnings("ignore::ostinato.errors.EpisodesWarning")
 @pytest.mark.parametrize("parts", PARTS)
-def test_direct_calls_give_what_torch_alone_gives(parts: str) -> None:
+def test_direct_calls_give_what_torch_alone_gives(parts):
     found = []
     for way in WAYS:
         with use_backend(way):
@@ -189,7 +185,7 @@ def test_direct_calls_give_what_torch_alone_gives(parts: str) -> None:
         assert one == other
 
 
-def test_common_buffers_have_direct_calls() -> None:
+def test_common_buffers_have_direct_calls():
     fields = {"obs": torch.rand(8, 3), "done": torch.zeros(8, dtype=torch.bool)}
     for data in (fields, TensorDict(fields, batch_size=[8]), torch.rand(8, 3)):
         rb = ring(100, batch_size=4)
@@ -203,7 +199,7 @@ def test_common_buffers_have_direct_calls() -> None:
         assert rb._engine.direct is calls
 
 
-def test_ordinary_options_have_direct_calls() -> None:
+def test_ordinary_options_have_direct_calls():
     for parts in PARTS.keys() - {"memory", "mapped", *WRITTEN_IN_GENERAL}:
         rb, rng, form = make(parts), np.random.default_rng(0), nest if "nested" in parts else dict
         wrap: Any = TensorDict if "TensorDicts" in parts else lambda data, _: data
@@ -223,7 +219,7 @@ def test_ordinary_options_have_direct_calls() -> None:
 @pytest.mark.parametrize("environments", [1, 3])
 @pytest.mark.parametrize("slices", [False, True])
 @pytest.mark.filterwarnings("ignore::ostinato.errors.EpisodesWarning")
-def test_steps_of_environments_have_direct_calls(dim_extend: int, environments: int, *, slices: bool) -> None:
+def test_steps_of_environments_have_direct_calls(dim_extend, environments, *, slices):
     found: list[Any] = []
     for way in WAYS:
         given, rng = list[Any](), np.random.default_rng(environments)
@@ -255,7 +251,7 @@ def test_steps_of_environments_have_direct_calls(dim_extend: int, environments: 
 
 
 @pytest.mark.parametrize("parts", ["a mask", "slices of one length", "memory"])
-def test_episodes_of_views_follow_direct_writes(parts: str) -> None:
+def test_episodes_of_views_follow_direct_writes(parts):
     found: list[Any] = []
     for way in WAYS:
         given, rng = list[Any](), np.random.default_rng(2)
@@ -286,7 +282,7 @@ ORDERS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_rows_that_are_not_in_ring_order_have_direct_calls(order: str) -> None:
+def test_rows_that_are_not_in_ring_order_have_direct_calls(order):
     """After some writes in Python, while free slots and the order of the others are looked up."""
     found: list[Any] = []
     for way in WAYS:
@@ -309,7 +305,7 @@ def test_rows_that_are_not_in_ring_order_have_direct_calls(order: str) -> None:
     assert found[0] == found[1]
 
 
-def test_a_batch_whose_transform_raises_is_not_counted() -> None:
+def test_a_batch_whose_transform_raises_is_not_counted():
     rb = ring(8, batch_size=4)
     rb.extend(torch.arange(8))
     rb.append_transform(lambda batch: batch.no_such_method())
@@ -320,7 +316,7 @@ def test_a_batch_whose_transform_raises_is_not_counted() -> None:
     assert rb.stats().rows_drawn == 0
 
 
-def test_torch_without_the_exchange_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_without_the_exchange_gives_the_same(monkeypatch):
     """As before torch 2.10."""
 
     def found() -> tuple[Any, list[Any]]:
@@ -339,7 +335,7 @@ def test_torch_without_the_exchange_gives_the_same(monkeypatch: pytest.MonkeyPat
     assert bits(batches) == bits(expected)
 
 
-def test_memory_of_a_batch_is_used_again_only_when_all_views_are_gone() -> None:
+def test_memory_of_a_batch_is_used_again_only_when_all_views_are_gone():
     rb = ring(64, batch_size=32)
     rb.extend({"image": torch.arange(64, dtype=torch.uint8)[:, None].expand(64, 4096).clone()})
     batch = rb.sample()
@@ -355,7 +351,7 @@ def test_memory_of_a_batch_is_used_again_only_when_all_views_are_gone() -> None:
 
 
 @pytest.mark.parametrize("parts", ["slices", "n-step"])
-def test_no_window_is_torn_while_rows_are_replaced(parts: str) -> None:
+def test_no_window_is_torn_while_rows_are_replaced(parts):
     """Rows say their number in every element, episodes have ten rows."""
     options: dict[str, Any] = {"sampler": SliceSampler(slice_len=4, end_key="done")}
     if parts == "n-step":
@@ -400,7 +396,7 @@ def filled(**options: Any) -> ReplayBuffer:
 
 
 @pytest.mark.filterwarnings("ignore::ostinato.errors.EpisodesWarning")
-def test_out_is_filled_with_the_batch_that_would_have_been_returned() -> None:
+def test_out_is_filled_with_the_batch_that_would_have_been_returned():
     cases: list[Any] = [
         {},
         {"prefetch": 2},
@@ -422,7 +418,7 @@ def test_out_is_filled_with_the_batch_that_would_have_been_returned() -> None:
 
 
 @either_way
-def test_out_that_does_not_fit_raises_before_anything_is_written(sampler: Callable[[], Sampler]) -> None:
+def test_out_that_does_not_fit_raises_before_anything_is_written(sampler):
     rb = filled(sampler=sampler())
     out, stored = rb.sample(), {key: value.clone() for key, value in rb[:].items()}
     wrong: list[Any] = [
@@ -450,7 +446,7 @@ def test_out_that_does_not_fit_raises_before_anything_is_written(sampler: Callab
 
 
 @either_way
-def test_a_loss_notices_that_a_batch_was_filled_again(sampler: Callable[[], Sampler]) -> None:
+def test_a_loss_notices_that_a_batch_was_filled_again(sampler):
     rb = filled(sampler=sampler())
     out = rb.sample()
     loss = (torch.ones(8, requires_grad=True) * out["reward"]).sum()
@@ -459,7 +455,7 @@ def test_a_loss_notices_that_a_batch_was_filled_again(sampler: Callable[[], Samp
         loss.backward()
 
 
-def test_a_write_while_the_rows_of_another_are_read() -> None:
+def test_a_write_while_the_rows_of_another_are_read():
     """As of a finalizer that the garbage collector runs within a write."""
     rb = ring(20, batch_size=2)
     first = {"x": np.zeros(3), "y": np.zeros(3)}

@@ -104,7 +104,7 @@ def learn(buffers: list[Any], info: dict[Any, Any], step: int) -> None:
 
 
 @pytest.mark.parametrize("kind", BUFFERS)
-def test_batches_are_those_of_an_earlier_call(kind: str) -> None:
+def test_batches_are_those_of_an_earlier_call(kind):
     depth = 4 if kind == "uniform" else 2
     rb, late = make(kind, depth), Late(make(kind, 0), depth)
     for each in (rb, late.rb):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 import pytest
 import torch
 
@@ -15,12 +13,9 @@ from ostinato import (
 )
 from ostinato.errors import CheckpointError
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 @pytest.mark.parametrize("sampler", [StackSampler, lambda: HeapSampler(6, "min")])
-def test_an_edited_row_keeps_its_place_where_a_load_moves_rows_to_other_slots(sampler: Any, tmp_path: Path) -> None:
+def test_an_edited_row_keeps_its_place_where_a_load_moves_rows_to_other_slots(sampler, tmp_path):
     rb, other = (ReplayBuffer(storage=LazyTensorStorage(size), sampler=sampler()) for size in (4, 6))
     rb.extend({"x": torch.arange(6)})
     rb[1] = {"x": torch.tensor(5)}
@@ -30,7 +25,7 @@ def test_an_edited_row_keeps_its_place_where_a_load_moves_rows_to_other_slots(sa
     assert rb.sample(4)["x"].tolist() == other.sample(4)["x"].tolist() == expected
 
 
-def test_damaged_arrivals_are_refused() -> None:
+def test_damaged_arrivals_are_refused():
     rb = ReplayBuffer(storage=LazyTensorStorage(4), sampler=StackSampler())
     rb.extend(torch.arange(3))
     rb[1] = torch.tensor(5)

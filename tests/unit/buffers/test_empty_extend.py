@@ -25,7 +25,7 @@ def is_empty_index(index: Any, *shape: int) -> bool:
     return isinstance(index, torch.Tensor) and index.dtype is torch.int64 and tuple(index.shape) == (shape or (0,))
 
 
-def test_no_rows_change_nothing() -> None:
+def test_no_rows_change_nothing():
     """Neither the first rows, whose schema stays open, nor later ones."""
     for storage, kind in (*(("packed", kind) for kind in KINDS), ("mapped-columns", "dict"), ("list", "dict")):
         rb, open_rb = buffer(storage, 8), buffer(storage, 8)
@@ -48,7 +48,7 @@ def test_no_rows_change_nothing() -> None:
             assert open_rb[:]["other"].tolist() == [0, 1, 2]
 
 
-def test_the_form_of_no_rows_is_checked() -> None:
+def test_the_form_of_no_rows_is_checked():
     rb, first = (ReplayBuffer(storage=LazyTensorStorage(8), batch_size=2) for _ in range(2))
     rb.extend({"x": torch.zeros(2, 3), "y": torch.zeros(2)})
     none: dict[str, Any] = {"x": torch.zeros(0, 3), "y": torch.zeros(0)}
@@ -66,7 +66,7 @@ def test_the_form_of_no_rows_is_checked() -> None:
         rb[0:2] = []
 
 
-def test_no_rows_of_text_change_nothing() -> None:
+def test_no_rows_of_text_change_nothing():
     """An empty list of text is a tensor of floats once a TensorDict or NumPy has it."""
     text: dict[str, Any] = {"text": ["a", "b"], "x": torch.arange(2)}
     for none in (

@@ -75,7 +75,7 @@ def of_member(ids: torch.Tensor) -> torch.Tensor:
 # -- what a batch is -----------------------------------------------------------------------------------------
 
 
-def test_parts_are_stacked_and_their_rows_named() -> None:
+def test_parts_are_stacked_and_their_rows_named():
     """Parts that are TensorDicts: `tests/parity/test_ensembles.py`."""
     rb = pair()
     for size in (2, 10):
@@ -85,7 +85,7 @@ def test_parts_are_stacked_and_their_rows_named() -> None:
         assert torch.equal(batch["id"] % 100, info["index"]["index"])
 
 
-def test_rows_of_two_dimensions_are_named_by_step_and_environment() -> None:
+def test_rows_of_two_dimensions_are_named_by_step_and_environment():
     members = [TensorDictReplayBuffer(storage=LazyTensorStorage(12, ndim=2), dim_extend=1) for _ in range(2)]
     for base, member in enumerate(members):
         member.extend(TensorDict({"id": torch.arange(12).view(3, 4) + 100 * base}, [3, 4]))
@@ -96,7 +96,7 @@ def test_rows_of_two_dimensions_are_named_by_step_and_environment() -> None:
     assert rb[:, 1:3, 0]["id"].tolist() == [[4, 8], [104, 108]]
 
 
-def test_members_of_different_shapes_and_fields() -> None:
+def test_members_of_different_shapes_and_fields():
     wide = ring(10)
     wide.extend({"id": torch.zeros(5, 3)})
     for flatten, words in ((False, "collate_fn"), (True, r"end to end.*collate_fn")):
@@ -124,7 +124,7 @@ class _Stingy(RandomSampler):
         return super().draw(view, batch_size - 1, generator)
 
 
-def test_batches_of_other_shapes_have_flat_names() -> None:
+def test_batches_of_other_shapes_have_flat_names():
     rb = ReplayBufferEnsemble(tds(0), tds(100), collate_fn=torch.cat, generator=seeded())
     batch = rb.sample(6)
     assert torch.equal(batch["index", "buffer_ids"], of_member(batch["id"]))
@@ -136,7 +136,7 @@ def test_batches_of_other_shapes_have_flat_names() -> None:
     assert torch.equal(torch.cat([part["id"] for part in parts]) % 100, info["index"]["index"])
 
 
-def test_transforms_of_members_come_first() -> None:
+def test_transforms_of_members_come_first():
     for shape in ((4,), (2, 2)):
 
         def add(batch: Any, shape: Any = shape) -> Any:
@@ -154,7 +154,7 @@ def test_transforms_of_members_come_first() -> None:
 # -- which members -------------------------------------------------------------------------------------------
 
 
-def test_weights_choose_members_and_may_change() -> None:
+def test_weights_choose_members_and_may_change():
     rb = ReplayBufferEnsemble(plain(0), plain(100, 0), p=[1.0, 0.0], generator=seeded())
     assert all((rb.sample(4)["id"] < 100).all() for _ in range(30)), "a member of weight 0 may be empty"
     rb[1].extend({"id": torch.arange(100, 110)})
@@ -194,7 +194,7 @@ def more_rows(rb: ReplayBuffer, count: int, *, valid: bool = True) -> None:
 
 
 @pytest.mark.parametrize("name", NOTHING)
-def test_a_member_without_rows_to_draw_is_left_out_until_it_has_some(name: str) -> None:
+def test_a_member_without_rows_to_draw_is_left_out_until_it_has_some(name):
     online = NOTHING[name]()
     offline = windows(10, sample_unit=online._engine.unit)
     rb = ReplayBufferEnsemble(offline, online, p=[0.25, 0.75], num_buffer_sampled=4, batch_size=16)
@@ -210,14 +210,14 @@ def test_a_member_without_rows_to_draw_is_left_out_until_it_has_some(name: str) 
             assert sorted(ids[:, 0].tolist()) == [0, 1, 1, 1]
 
 
-def test_the_others_keep_their_ratio_while_a_member_is_empty() -> None:
+def test_the_others_keep_their_ratio_while_a_member_is_empty():
     rb = ReplayBufferEnsemble(plain(0), plain(100), plain(200, 0), p=[1, 3, 4], num_buffer_sampled=4)
     with pytest.warns(UserWarning, match=r"ratio \[0.25, 0.75, 0.0\]"):
         batches = [rb.sample(8)["id"] for _ in range(10)]
     assert all((batch < 100).sum() == 2 and (batch < 200).all() for batch in batches)
 
 
-def test_without_rows_an_error_comes_before_anything_is_drawn() -> None:
+def test_without_rows_an_error_comes_before_anything_is_drawn():
     cases: list[Any] = [
         (0, {}, "Cannot sample"),
         (0, {"p": "sampleable"}, "no member"),
@@ -239,7 +239,7 @@ def test_without_rows_an_error_comes_before_anything_is_drawn() -> None:
     assert (rb.sample(4)["id"] >= 100).all()
 
 
-def test_a_member_that_cannot_draw_leaves_the_passes_of_the_others_as_they_were() -> None:
+def test_a_member_that_cannot_draw_leaves_the_passes_of_the_others_as_they_were():
     """Rows that one member had drawn for a batch that was never made would be missing from its pass."""
     first = plain(0, sampler=SamplerWithoutReplacement())
     second = tds(100, ranked=True)
@@ -261,7 +261,7 @@ def test_a_member_that_cannot_draw_leaves_the_passes_of_the_others_as_they_were(
 # -- members -------------------------------------------------------------------------------------------------
 
 
-def test_members_are_chosen_as_from_a_list() -> None:
+def test_members_are_chosen_as_from_a_list():
     a, b, c = plain(0), plain(100), plain(200)
     rb = ReplayBufferEnsemble(a, b, c, p=[1, 2, 1], generator=seeded())
     assert (rb[0], rb[-1], rb[torch.tensor(1)], rb[(1,)]) == (a, c, b, b)
@@ -288,7 +288,7 @@ def test_members_are_chosen_as_from_a_list() -> None:
             part[:, 0]
 
 
-def test_rows_are_read_by_member_and_index() -> None:
+def test_rows_are_read_by_member_and_index():
     rb = pair(transform=lambda batch: {"id": batch["id"] + 1000})
     assert rb[1, 2]["id"] == 102
     assert rb[0, 1:3]["id"].tolist() == [1, 2]
@@ -301,7 +301,7 @@ def test_rows_are_read_by_member_and_index() -> None:
     assert [int(part["id"]) for part in storages[..., 0]] == [0, 100]
 
 
-def test_an_ensemble_is_written_through_its_members() -> None:
+def test_an_ensemble_is_written_through_its_members():
     rb = pair()
     row = {"id": torch.zeros(1)}
     for write in (rb.add, rb.extend):
@@ -321,7 +321,7 @@ def test_an_ensemble_is_written_through_its_members() -> None:
     assert [len(member) for member in rb.members] == [0, 0]
 
 
-def test_an_ensemble_of_parts_is_one_of_buffers() -> None:
+def test_an_ensemble_of_parts_is_one_of_buffers():
     rb = ReplayBufferEnsemble(
         storages=StorageEnsemble(
             LazyTensorStorage(10), LazyTensorStorage(10), transforms=[None, lambda d: {"id": -d["id"]}]
@@ -338,7 +338,7 @@ def test_an_ensemble_of_parts_is_one_of_buffers() -> None:
     assert rb[1].sampler.epochal
 
 
-def test_stats_add_up() -> None:
+def test_stats_add_up():
     rb = pair(batch_size=4, prefetch=2)
     rb[0].extend({"id": torch.arange(3)})
     for _ in range(3):
@@ -354,7 +354,7 @@ def test_stats_add_up() -> None:
     assert rb.write_count == 0
 
 
-def test_whether_a_draw_is_possible() -> None:
+def test_whether_a_draw_is_possible():
     some, none = plain(0), plain(0, 0)
     full = ReplayBufferEnsemble(some, none, p=[1, 0])
     assert full.can_sample(4)
@@ -374,7 +374,7 @@ def test_whether_a_draw_is_possible() -> None:
 # -- priorities ----------------------------------------------------------------------------------------------
 
 
-def test_priorities_reach_the_rows_of_their_members() -> None:
+def test_priorities_reach_the_rows_of_their_members():
     rb = ReplayBufferEnsemble(tds(0, ranked=True), tds(100, ranked=True, priority_key="loss"), sample_from_all=True)
     batch, info = rb.sample(8, return_info=True)
     members = {"index": batch["index", "index"], "buffer_ids": batch["index", "buffer_ids"][:, 0]}
@@ -397,7 +397,7 @@ def test_priorities_reach_the_rows_of_their_members() -> None:
         rb.update_tensordict_priority(batch.exclude("loss"))
 
 
-def test_bad_priorities_change_no_member() -> None:
+def test_bad_priorities_change_no_member():
     rb = ReplayBufferEnsemble(tds(0, ranked=True), tds(100, ranked=True), sample_from_all=True)
     batch = rb.sample(4)
     bad = torch.tensor([[4, 4], [4, float("nan")]])
@@ -420,7 +420,7 @@ def test_bad_priorities_change_no_member() -> None:
 # -- chance, prefetch, iteration -----------------------------------------------------------------------------
 
 
-def test_the_next_batch_of_an_iteration() -> None:
+def test_the_next_batch_of_an_iteration():
     rb, other = (pair(batch_size=6, generator=seeded(2)) for _ in range(2))
     assert [rb.next()["id"].tolist() for _ in range(3)] == [other.sample()["id"].tolist() for _ in range(3)]
     assert len([batch for batch, _ in zip(rb, range(30), strict=False)]) == 30
@@ -430,7 +430,7 @@ def test_the_next_batch_of_an_iteration() -> None:
             call()
 
 
-def test_prefetched_rows_that_were_replaced_are_marked() -> None:
+def test_prefetched_rows_that_were_replaced_are_marked():
     rb = ReplayBufferEnsemble(plain(0), plain(100), sample_from_all=True, batch_size=4, prefetch=1)
     rb.sample()
     rb[1].extend({"id": torch.arange(200, 210)})
@@ -446,7 +446,7 @@ def test_prefetched_rows_that_were_replaced_are_marked() -> None:
 # -- refusals ------------------------------------------------------------------------------------------------
 
 
-def test_refused_constructions() -> None:
+def test_refused_constructions():
     one, grid = plain(0), ReplayBuffer(storage=LazyTensorStorage(4, ndim=2))
     storages, writers = StorageEnsemble(LazyTensorStorage(3)), WriterEnsemble(RoundRobinWriter())
     samplers = SamplerEnsemble(RandomSampler())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -19,9 +19,6 @@ from ostinato.errors import CheckpointError
 from ...registry import BUFFERS, rows, seeded
 from ...tags import same_state
 from .refusals import raises
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def made(count: int = 12, **options: Any) -> ReplayBufferEnsemble:
@@ -48,7 +45,7 @@ def smaller(name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", ["members", "parts", "law", "form"])
-def test_what_does_not_fit_changes_nothing(tmp_path: Path, name: str) -> None:
+def test_what_does_not_fit_changes_nothing(tmp_path, name):
     rb, other = made(), smaller(name)
     before = other.state_dict()
     rb.dumps(tmp_path / "all")
@@ -58,7 +55,7 @@ def test_what_does_not_fit_changes_nothing(tmp_path: Path, name: str) -> None:
         same_state(other.state_dict(), before)
 
 
-def test_buffers_and_ensembles_do_not_load_each_other(tmp_path: Path) -> None:
+def test_buffers_and_ensembles_do_not_load_each_other(tmp_path):
     rb = made()
     rb.dumps(tmp_path / "all")
     rb[0].dumps(tmp_path / "one")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -36,9 +36,6 @@ from ostinato.errors import (
 )
 
 from .refusals import raises
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ROWS = 8
 OF_MEMBERS = ["__setitem__", "as_remote", "set_", "set_at_", "set_storage", "share", "update_", "write_all"]
@@ -77,7 +74,7 @@ def _names(members: list[int], slots: list[int]) -> dict[str, torch.Tensor]:
 # -- start and end -----------------------------------------------------------------------------------------------------
 
 
-def test_it_is_in_this_process() -> None:
+def test_it_is_in_this_process():
     rb = _pair()
     assert (rb.start() is rb, rb.client() is rb, rb.service_backend) == (True, True, "direct")
     assert (rb.is_alive, rb.dim_extend, rb.shared) == (True, 0, False)
@@ -87,7 +84,7 @@ def test_it_is_in_this_process() -> None:
         ReplayBufferEnsemble(TensorDictReplayBuffer(storage=LazyTensorStorage(4)).share())
 
 
-def test_shutdown_ends_sampling_and_not_the_members() -> None:
+def test_shutdown_ends_sampling_and_not_the_members():
     rb = _pair(prefetch=2)
     sample = rb.sample()
     pending = rb.submit_update_if_present(index=sample, patch={"obs": torch.zeros(2, 2)})
@@ -105,7 +102,7 @@ def test_shutdown_ends_sampling_and_not_the_members() -> None:
 # -- updates -----------------------------------------------------------------------------------------------------------
 
 
-def test_mark_update_gives_the_default_priority_back() -> None:
+def test_mark_update_gives_the_default_priority_back():
     rb = _pair()
     sampler = rb[1].sampler
     rb.update_priority(_names([1, 1], [0, 5]), torch.tensor([0.5, 4.0]))
@@ -119,7 +116,7 @@ def test_mark_update_gives_the_default_priority_back() -> None:
     assert sampler.priorities[[0, 1, 5]].tolist() == [4.0, 1.0, 4.0]
 
 
-def test_inverse_transforms_run_when_rows_are_written() -> None:
+def test_inverse_transforms_run_when_rows_are_written():
     rb = _pair(routing_key="episode")
     rb.append_transform(lambda rows: rows.set("obs", rows["obs"] * 2), invert=True)
     rb.insert_transform(0, lambda rows: rows.set("obs", rows["obs"] + 1), invert=True)
@@ -131,7 +128,7 @@ def test_inverse_transforms_run_when_rows_are_written() -> None:
 # -- queries and hooks -------------------------------------------------------------------------------------------------
 
 
-def test_query_goes_through_the_members() -> None:
+def test_query_goes_through_the_members():
     rb = _pair()
     found = rb.query(traj["obs"].sum() > 10)
     assert [one.get("obs")[0].item() for one in found] == [4, 100, 104]
@@ -140,7 +137,7 @@ def test_query_goes_through_the_members() -> None:
         rb.query(trajectory_key="none")
 
 
-def test_hooks_convert_the_rows_of_each_member_and_are_registered_for_all_or_none(tmp_path: Path) -> None:
+def test_hooks_convert_the_rows_of_each_member_and_are_registered_for_all_or_none(tmp_path):
     rb, again = _pair(), _pair()
     seen: list[int] = []
 
@@ -174,7 +171,7 @@ def test_hooks_convert_the_rows_of_each_member_and_are_registered_for_all_or_non
 # -- parts -------------------------------------------------------------------------------------------------------------
 
 
-def test_storages_tell_whether_they_support_conditional_updates() -> None:
+def test_storages_tell_whether_they_support_conditional_updates():
     kinds = (LazyTensorStorage, LazyMemmapStorage, TensorStorage, ListStorage, LazyStackStorage)
     assert [kind.supports_conditional_update for kind in kinds] == [True, True, True, False, False]
     for other in (LazyTensorStorage, ListStorage):
@@ -182,7 +179,7 @@ def test_storages_tell_whether_they_support_conditional_updates() -> None:
         assert both.supports_conditional_update == (other is LazyTensorStorage)
 
 
-def test_storages_of_two_dimensions_become_flat() -> None:
+def test_storages_of_two_dimensions_become_flat():
     storage = LazyTensorStorage(6, ndim=2)
     rb = TensorDictReplayBuffer(storage=storage)
     rb.extend(TensorDict({"obs": torch.arange(6).reshape(2, 3)}, [2, 3]))
@@ -193,7 +190,7 @@ def test_storages_of_two_dimensions_become_flat() -> None:
     assert sorted(flat[0][:]["obs"].tolist()) == list(range(6))
 
 
-def test_writers_name_generations_of_routed_rows(tmp_path: Path) -> None:
+def test_writers_name_generations_of_routed_rows(tmp_path):
     rb = _pair(routing_key="episode")
     names = rb.extend(_rows(0))
     assert torch.equal(rb.writer.generations_of(names), names["index_generation"])

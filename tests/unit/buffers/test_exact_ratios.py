@@ -48,7 +48,7 @@ FORMS: list[Any] = [
 
 
 @pytest.mark.parametrize("form", range(len(FORMS)))
-def test_forms_of_reverb_give_its_verdicts(form: int) -> None:
+def test_forms_of_reverb_give_its_verdicts(form):
     """As its paper states them, for rows that are written one by one."""
     limiter, (ratio, least, low, high) = FORMS[form]
     for written, drawn in product(range(12), range(30)):
@@ -63,7 +63,7 @@ def test_forms_of_reverb_give_its_verdicts(form: int) -> None:
         assert flow.most_draws(4, stock) == max(able, default=0)
 
 
-def test_edges_and_error_buffer_are_one_limiter_in_two_spellings() -> None:
+def test_edges_and_error_buffer_are_one_limiter_in_two_spellings():
     one, other = RateLimiter(2, 10, 5), RateLimiter(2.0, min_diff=0, max_diff=20, min_size_to_sample=5)
     assert one.band == other.band == (0.0, 20.0)
     assert one.rules() == other.rules()
@@ -78,7 +78,7 @@ def test_edges_and_error_buffer_are_one_limiter_in_two_spellings() -> None:
     assert (again.written, again.drawn) == (9, 3)
 
 
-def test_bands_that_are_none_are_refused() -> None:
+def test_bands_that_are_none_are_refused():
     refuses(
         {
             OptionError: {
@@ -113,7 +113,7 @@ def test_bands_that_are_none_are_refused() -> None:
     st.fractions(-4, 4, max_denominator=4),
     st.fractions(0, 6, max_denominator=4),
 )
-def test_refused_bands_are_those_that_stop_both_sides(ratio: Fraction, low: Fraction, wide: Fraction) -> None:
+def test_refused_bands_are_those_that_stop_both_sides(ratio, low, wide):
     high = low + wide
     stuck = any(
         balance + ratio > high and balance - 1 < low

@@ -164,7 +164,7 @@ def gone(refs: list[weakref.ref[Any]], before: tuple[int, int], *, within_s: flo
 
 
 @pytest.mark.parametrize("name", MADE)
-def test_a_dropped_buffer_is_freed_at_once(name: str, tmp_path: Path) -> None:
+def test_a_dropped_buffer_is_freed_at_once(name, tmp_path):
     if name.startswith("shared") and used_backend.native is None:
         pytest.skip("sharing needs the native extension")
     ahead = "ahead" in name or "prefetch" in name
@@ -200,7 +200,7 @@ def test_a_dropped_buffer_is_freed_at_once(name: str, tmp_path: Path) -> None:
         gc.enable()
 
 
-def test_errors_of_the_thread_say_where_they_come_from() -> None:
+def test_errors_of_the_thread_say_where_they_come_from():
     rb = plain(prefetch=2)
     rb.extend(rows(rb))
     rb.append_transform(raise_error)

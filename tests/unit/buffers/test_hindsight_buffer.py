@@ -55,7 +55,7 @@ def goals_of(present: list[float], strategy: str, row: float) -> list[float]:
 
 
 @pytest.mark.parametrize("strategy", list(HindsightStrategy))
-def test_goals_are_uniform_over_what_the_strategy_names(strategy: HindsightStrategy) -> None:
+def test_goals_are_uniform_over_what_the_strategy_names(strategy):
     rb = buffer(18, strategy=strategy)  # 22 rows: the ring has overwritten the first four
     for number, steps in enumerate((6, 1, 8)):
         rb.extend(episode(number, steps))
@@ -71,7 +71,7 @@ def test_goals_are_uniform_over_what_the_strategy_names(strategy: HindsightStrat
     assert p_value([counts[key] for key in keys], [weights[key] for key in keys]) > 1e-4
 
 
-def test_the_first_rows_of_every_batch_are_relabelled_and_no_others() -> None:
+def test_the_first_rows_of_every_batch_are_relabelled_and_no_others():
     seen: list[Any] = []
 
     def reward(batch: Any) -> torch.Tensor:
@@ -102,7 +102,7 @@ def test_the_first_rows_of_every_batch_are_relabelled_and_no_others() -> None:
     assert set(seen) == {28, 50, 100}, "the function gets the relabelled rows alone"
 
 
-def test_other_keys() -> None:
+def test_other_keys():
     place = torch.arange(6.0)
     rows = TensorDict(
         {"obs": {"at": place, "to": place - 50}, "r": torch.zeros(6), "last": place == 3, "next": {"other": place}}, [6]
@@ -126,7 +126,7 @@ def test_other_keys() -> None:
     assert (rb.reward_key, rb.end_key) == ("r", "last")
 
 
-def test_what_is_wrong_is_named() -> None:
+def test_what_is_wrong_is_named():
     def sampled(key: Any) -> Any:
         rb = buffer(batch_size=4, her_ratio=0.5)
         rb.extend(episode(0, 9).exclude(key))

@@ -249,11 +249,11 @@ QUICK: dict[Callable[[Schedule], None], int] = {
 
 @pytest.mark.parametrize("seeds", [None, pytest.param(range(1000, 3000), marks=pytest.mark.slow)], ids=["few", "many"])
 @pytest.mark.parametrize("scenario", QUICK, ids=lambda scenario: scenario.__name__)
-def test_every_call_goes_on(scenario: Any, seeds: range | None) -> None:
+def test_every_call_goes_on(scenario, seeds):
     explore(seeds or range(QUICK[scenario]), MODULES, scenario)
 
 
-def test_a_lost_wake_up_is_found() -> None:
+def test_a_lost_wake_up_is_found():
     """The schedules find a wait that nothing ends: a queue whose writers wake no reader."""
 
     def scenario(schedule: Schedule) -> None:

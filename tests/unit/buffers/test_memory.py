@@ -14,7 +14,7 @@ from ostinato.core.rows import map_leaves
 from ...tags import buffer, fill, read_ids, rows
 
 
-def test_a_list_and_its_users_do_not_see_what_the_other_does_to_its_tensors() -> None:
+def test_a_list_and_its_users_do_not_see_what_the_other_does_to_its_tensors():
     """Of other storages, `StorageContract` says so."""
     rb = buffer("list", 8, batch_size=6)
     given = [rows(range(3), "dicts"), rows(torch.tensor(3)), rows(range(10, 12), "dicts")]
@@ -26,7 +26,7 @@ def test_a_list_and_its_users_do_not_see_what_the_other_does_to_its_tensors() ->
     assert read_ids(rb[:]) == [10, 11, 2, 3]
 
 
-def test_fields_of_a_sample_do_not_share_memory() -> None:
+def test_fields_of_a_sample_do_not_share_memory():
     """An edit in place of one field changes no other one, although small fields are stored together."""
     rb = buffer("packed", 8, batch_size=6)
     fill(rb, range(5))
@@ -38,7 +38,7 @@ def test_fields_of_a_sample_do_not_share_memory() -> None:
     assert all(leaf.is_contiguous() for leaf in (batch["obs"], batch["next"]["obs"], batch["id"]))
 
 
-def test_a_list_lets_go_of_the_batch_that_a_row_came_from() -> None:
+def test_a_list_lets_go_of_the_batch_that_a_row_came_from():
     """Rows of a tensor are copies: one kept row must not keep a thousand others, only small ones beside it."""
     rb = ReplayBuffer(storage=ListStorage(1))
     big = torch.zeros(1000, 1000)
@@ -50,7 +50,7 @@ def test_a_list_lets_go_of_the_batch_that_a_row_came_from() -> None:
     assert rb[0].untyped_storage().nbytes() <= 4096
 
 
-def test_exactly_one_copy_is_made_into_and_out_of_the_storage() -> None:
+def test_exactly_one_copy_is_made_into_and_out_of_the_storage():
     """Counted by the allocator: a write allocates nothing of the size of its rows, a sample its batch."""
     rb, data = buffer("columns", 2000), {"x": torch.zeros(1000, 1000)}
     for count, work, allowed in ((2, lambda: rb.extend(data), 1e6), (1, lambda: rb.sample(500), 1.5 * 500 * 4000)):

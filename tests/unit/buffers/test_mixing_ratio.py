@@ -34,7 +34,7 @@ def offline(batch: Any) -> int:
     return int((batch["id"] < 100).sum())
 
 
-def test_batches_made_ahead_and_dropped_are_not_counted() -> None:
+def test_batches_made_ahead_and_dropped_are_not_counted():
     made, rb = (pair({0: 1.0, 10: 0.0}, batch_size=11, prefetch=3) for _ in range(2))
     made.sample()
     assert made.sampler.ratio_step == 4
@@ -48,7 +48,7 @@ def test_batches_made_ahead_and_dropped_are_not_counted() -> None:
     rb.close()
 
 
-def test_the_offline_part_fills_up_until_there_are_online_rows() -> None:
+def test_the_offline_part_fills_up_until_there_are_online_rows():
     rb = pair(0.25, 0, batch_size=8)
     with pytest.warns(UserWarning, match=r"members \[1\]"):
         assert offline(rb.sample()) == 8
@@ -66,7 +66,7 @@ def test_the_offline_part_fills_up_until_there_are_online_rows() -> None:
     assert offline(strict.sample()) == 2
 
 
-def test_a_failed_draw_is_not_counted() -> None:
+def test_a_failed_draw_is_not_counted():
     rb = pair({0: 1.0, 10: 0.0}, batch_size=10)
     rb[0].set_sampler(PrioritizedSampler(10, 1.0, 1.0, eps=0.0))
     rb.sample()
@@ -80,7 +80,7 @@ def test_a_failed_draw_is_not_counted() -> None:
 
 
 @pytest.mark.parametrize("make", [plain, tds])
-def test_the_source_of_each_row_is_a_field(make: Any) -> None:
+def test_the_source_of_each_row_is_a_field(make):
     def check(batch: Any) -> Any:
         assert batch["info"]["source"].tolist() == [0, 0, 0, 1, 1, 1]
         return batch
@@ -97,7 +97,7 @@ def test_the_source_of_each_row_is_a_field(make: Any) -> None:
     assert pickle.loads(pickle.dumps(parts)).sample(4)["info"]["source"].tolist() == [[0, 0], [1, 1]]
 
 
-def test_sources_that_cannot_be_named_are_refused() -> None:
+def test_sources_that_cannot_be_named_are_refused():
     numbers = [ring(4) for _ in range(2)]
     for rb in numbers:
         rb.extend(torch.arange(4))
@@ -119,7 +119,7 @@ def steps(base: int, **options: Any) -> ReplayBuffer:
     return rb
 
 
-def test_slices_stay_whole_and_need_a_length() -> None:
+def test_slices_stay_whole_and_need_a_length():
     def members(**options: Any) -> list[ReplayBuffer]:
         return [steps(100 * i, sampler=SliceSampler(end_key="done", **options)) for i in range(2)]
 
@@ -141,7 +141,7 @@ def test_slices_stay_whole_and_need_a_length() -> None:
     )
 
 
-def test_members_of_other_fields_kinds_and_shapes_are_named() -> None:
+def test_members_of_other_fields_kinds_and_shapes_are_named():
     more = {"id": torch.arange(5), "next": {"reward": torch.zeros(5), "info": torch.zeros(5)}}
     less = {"id": torch.arange(5), "next": {"reward": torch.zeros(5)}, "mask": torch.zeros(5)}
 
@@ -166,7 +166,7 @@ def test_members_of_other_fields_kinds_and_shapes_are_named() -> None:
             mixed(*data).sample(4)
 
 
-def test_three_members_a_subset_and_its_schedule() -> None:
+def test_three_members_a_subset_and_its_schedule():
     rb = ReplayBufferEnsemble(
         plain(0), plain(100), plain(200), ratio={0: [2, 1, 1], 4: [0, 1, 3]}, batch_size=8, source_key="from"
     )
@@ -181,7 +181,7 @@ def test_three_members_a_subset_and_its_schedule() -> None:
     assert "ratio=[0.333333, 0.666667]" in repr(pair([1, 2]))
 
 
-def test_schedulers_and_calls_of_step_change_the_share() -> None:
+def test_schedulers_and_calls_of_step_change_the_share():
     rb = pair(0.5)
     scheduler = LinearScheduler(rb, "share", final_value=0.0, num_steps=5)
     counts = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -12,9 +12,6 @@ from ostinato._backend import backend
 from ostinato.errors import CheckpointError, KindError, UsageError
 
 from ...registry import ring
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class Copies(RowValues):
@@ -41,7 +38,7 @@ def follows(rb: ReplayBuffer, copies: Copies) -> bool:
     return bool(torch.equal(copies.values[: len(rb.storage)], rb[:]))
 
 
-def test_numbers_follow_rows(tmp_path: Path) -> None:
+def test_numbers_follow_rows(tmp_path):
     rb, copies = made()
     for first in range(0, 20, 5):
         rb.extend(torch.arange(first, first + 5))
@@ -70,7 +67,7 @@ def test_numbers_follow_rows(tmp_path: Path) -> None:
     assert weights.values[:5].tolist() == [2.0] * 5
 
 
-def test_default_numbers_are_set_beside_native_writes() -> None:
+def test_default_numbers_are_set_beside_native_writes():
     rb = ring(8, batch_size=4)
     weights = RowValues("weight", 2.0)
     rb.observe(weights)
@@ -83,7 +80,7 @@ def test_default_numbers_are_set_beside_native_writes() -> None:
     assert weights.values.tolist() == [2, 1, 1, 1, 1, 2, 2, 2]
 
 
-def test_what_cannot_be_observed() -> None:
+def test_what_cannot_be_observed():
     rb, _ = made()
     for buffer in (rb.view(), ReplayBufferEnsemble(rb, batch_size=2)):
         with pytest.raises(UsageError):

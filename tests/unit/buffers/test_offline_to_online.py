@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -32,8 +32,6 @@ from ...sharing import AVAILABLE
 from ...stats.chi_square import p_value
 from .refusals import raises, refuses
 
-if TYPE_CHECKING:
-    from pathlib import Path
 assert CONTEXT is not None  # its fork server has imported torch before a contract starts a process
 
 
@@ -79,7 +77,7 @@ class Foreign:
         return TensorDict({"id": ids, "index": ids}, ids.shape)
 
 
-def test_the_share_of_every_batch_is_exact_and_can_be_annealed() -> None:
+def test_the_share_of_every_batch_is_exact_and_can_be_annealed():
     rb = pair(batch_size=100, offline_fraction=0.8, source_key="source")
     assert (rb.sample()["id"] < 1000).all(), "the dataset alone while the online buffer is empty"
     assert rb.add({"id": torch.tensor(1000)}) == 0
@@ -97,7 +95,7 @@ def test_the_share_of_every_batch_is_exact_and_can_be_annealed() -> None:
     assert len(rb.offline_buffer) == len(rb) == 20
 
 
-def test_lists_and_transforms() -> None:
+def test_lists_and_transforms():
     rb = OfflineToOnlineReplayBuffer(
         dataset(), online_storage=ListStorage(9), batch_size=4, transform=lambda batch: {"twice": batch["id"] * 2}
     )
@@ -108,7 +106,7 @@ def test_lists_and_transforms() -> None:
     assert len(rb.transform.steps) == 1
 
 
-def test_samples_carry_no_index_unless_it_is_a_field_or_priorities_are_kept() -> None:
+def test_samples_carry_no_index_unless_it_is_a_field_or_priorities_are_kept():
     offline, named = TensorDictReplayBuffer(storage=LazyTensorStorage(9)), plain(9)
     offline.extend(TensorDict({"id": torch.arange(9)}, [9]))
     named.extend(TensorDict({"index": torch.arange(9)}, [9]))
@@ -147,7 +145,7 @@ class TestResume(ResumeContract):
         return batch["id"], batch["priority_weight"]
 
 
-def test_a_checkpoint_is_one_of_the_online_buffer_with_more(tmp_path: Path) -> None:
+def test_a_checkpoint_is_one_of_the_online_buffer_with_more(tmp_path):
     rb, again, alone = pair(5, batch_size=4), pair(batch_size=4), plain()
     rb.anneal(1, 2)
     rb.dumps(tmp_path / "saved")
@@ -164,7 +162,7 @@ def test_a_checkpoint_is_one_of_the_online_buffer_with_more(tmp_path: Path) -> N
 
 
 @pytest.mark.skipif(not AVAILABLE, reason="processes share buffers with the native extension, on Linux")
-def test_the_share_of_a_dataset_that_draws_by_itself_goes_on(tmp_path: Path) -> None:
+def test_the_share_of_a_dataset_that_draws_by_itself_goes_on(tmp_path):
     """Such a dataset goes with an online buffer of several processes: a mixture would belong to one."""
     rb, again = (
         OfflineToOnlineReplayBuffer(
@@ -181,7 +179,7 @@ def test_the_share_of_a_dataset_that_draws_by_itself_goes_on(tmp_path: Path) -> 
         assert [*first, *(int((one.sample(5)["id"] == 0).sum()) for _ in range(2))] == [2, 1, 2, 1, 2]
 
 
-def test_states_that_do_not_fit_change_nothing() -> None:
+def test_states_that_do_not_fit_change_nothing():
     def of_episodes(length: int) -> OfflineToOnlineReplayBuffer:
         storage = open_dataset({"id": torch.arange(20)}, episode_ends=list(range(length, 21, length)))
         return OfflineToOnlineReplayBuffer(storage, online_capacity=5, batch_size=4)
@@ -208,7 +206,7 @@ def test_states_that_do_not_fit_change_nothing() -> None:
 # -- what raises ------------------------------------------------------------------------------------------------------
 
 
-def test_datasets_that_draw_by_themselves() -> None:
+def test_datasets_that_draw_by_themselves():
     rb = OfflineToOnlineReplayBuffer(Foreign(10), online_capacity=5, source_key="source", rounding="carry")
     rb.extend(TensorDict({"id": torch.ones(3)}, [3]))
     batch = rb.sample(4)
@@ -224,7 +222,7 @@ def test_datasets_that_draw_by_themselves() -> None:
     assert list(filled[:].keys()) == ["id"]
 
 
-def test_refused_options() -> None:
+def test_refused_options():
     """Those of TorchRL: `tests/parity/test_ensembles.py`."""
     both, limited = OfflineToOnlineReplayBuffer, dataset(5, consume_after_n_samples=1)
     lanes = ReplayBuffer(storage=LazyTensorStorage(4, ndim=2))
@@ -263,7 +261,7 @@ def test_refused_options() -> None:
 # -- filling a buffer ------------------------------------------------------------------------------------------------
 
 
-def test_some_rows_are_drawn_uniformly_and_each_once() -> None:
+def test_some_rows_are_drawn_uniformly_and_each_once():
     torch.manual_seed(0)
     source = dataset(transform=lambda batch: {"id": batch["id"] + 100})
     counts = torch.zeros(20)
@@ -278,7 +276,7 @@ def test_some_rows_are_drawn_uniformly_and_each_once() -> None:
         assert len(prefill_replay_buffer(plain(), source, rows)) == copied
 
 
-def test_lists_files_and_empty_datasets() -> None:
+def test_lists_files_and_empty_datasets():
     source, rb = (ReplayBuffer(storage=ListStorage(9), collate_fn=list) for _ in range(2))
     source.extend(["a", "b", "c"])
     assert prefill_replay_buffer(rb, source, chunk_size=2)[:] == ["a", "b", "c"]
@@ -288,7 +286,7 @@ def test_lists_files_and_empty_datasets() -> None:
 
 
 @pytest.mark.parametrize("chunk", [1, 4, 1000])
-def test_a_full_ring_is_copied_from_its_oldest_row_on(chunk: int) -> None:
+def test_a_full_ring_is_copied_from_its_oldest_row_on(chunk):
     source, rb, some = dataset(10), plain(), plain()
     source.extend({"id": torch.arange(10, 14)})
     assert prefill_replay_buffer(rb, source, chunk_size=chunk) is rb

@@ -60,7 +60,7 @@ def use(rb: ReplayBuffer) -> None:
 
 
 @pytest.mark.parametrize("make", BOUND.values(), ids=BOUND)
-def test_a_sampler_serves_one_buffer_and_begins_anew_when_that_is_gone(make: Any) -> None:
+def test_a_sampler_serves_one_buffer_and_begins_anew_when_that_is_gone(make):
     """It draws what a new one draws, in a buffer that is empty or over a storage with rows."""
     first, same, other = buffer(make(CAPACITY)), buffer(make(CAPACITY)), buffer()
     sampler = first.sampler
@@ -88,7 +88,7 @@ def test_a_sampler_serves_one_buffer_and_begins_anew_when_that_is_gone(make: Any
 
 
 @pytest.mark.parametrize("make", [RandomSampler, lambda: SliceSampler(slice_len=3)])
-def test_parts_without_a_state_of_rows_are_shared(make: Any) -> None:
+def test_parts_without_a_state_of_rows_are_shared(make):
     sampler, writer = make(), RoundRobinWriter()
     first, second = buffer(sampler, writer=writer), buffer(sampler, 18, writer=writer)
     for rb, count in ((first, 6), (second, 18), (second.view(sampler=sampler), 18)):
@@ -98,7 +98,7 @@ def test_parts_without_a_state_of_rows_are_shared(make: Any) -> None:
 @pytest.mark.parametrize(
     "writer", [ReservoirWriter(), TensorDictMaxValueWriter(rank_key="t"), RoundRobinWriter(track_generations=True)]
 )
-def test_a_writer_of_another_buffer_raises_and_begins_anew_when_that_is_gone(writer: Any) -> None:
+def test_a_writer_of_another_buffer_raises_and_begins_anew_when_that_is_gone(writer):
     rb, other = buffer(writer=writer), buffer(count=0)
     refused(lambda: buffer(writer=writer))
     refused(lambda: other.set_writer(writer))
@@ -111,7 +111,7 @@ def test_a_writer_of_another_buffer_raises_and_begins_anew_when_that_is_gone(wri
     assert not isinstance(writer, TensorDictMaxValueWriter) or sorted(again[:]["t"].tolist()) == [2, 3, 4, 5]
 
 
-def test_a_buffer_that_is_garbage_in_a_cycle_is_not_in_use() -> None:
+def test_a_buffer_that_is_garbage_in_a_cycle_is_not_in_use():
     first: Any = buffer(SamplerWithoutReplacement())
     rb = buffer(first.sampler, 0, delayed_init=True)
     refused(lambda: rb.extend(rows(6)))

@@ -54,7 +54,7 @@ LIMITERS = [RateLimiter(1.5, 6, 4), RateLimiter(samples_per_insert=1, min_diff=-
 @pytest.mark.parametrize("name", SAMPLERS)
 @examples(0.4)
 @given(st.sampled_from(LIMITERS), st.lists(st.tuples(st.booleans(), st.integers(1, 6)), max_size=30))
-def test_snapshots_say_what_the_call_does(name: str, limiter: RateLimiter, calls: list[tuple[bool, int]]) -> None:
+def test_snapshots_say_what_the_call_does(name, limiter, calls):
     """And change no draw: the twin, which nothing looks at, gives the same."""
     rb, twin = (
         buffer(SAMPLERS[name](), 16, rate_limiter=limiter, generator=torch.Generator().manual_seed(0)) for _ in range(2)
@@ -80,7 +80,7 @@ def test_snapshots_say_what_the_call_does(name: str, limiter: RateLimiter, calls
 # -- partial batches --------------------------------------------------------------------------------------------------
 
 
-def test_a_batch_is_as_large_as_the_band_allows() -> None:
+def test_a_batch_is_as_large_as_the_band_allows():
     rb = buffer(rate_limiter=RateLimiter(samples_per_insert=1, min_diff=0, max_diff=100), batch_size=8)
     rb.extend(torch.arange(5))
     began = time.monotonic()
@@ -99,7 +99,7 @@ def test_a_batch_is_as_large_as_the_band_allows() -> None:
 
 @pytest.mark.parametrize(("sampler", "rows"), [(LimitedSampler(2), 3), (ConsumingSampler(), 6)])
 @pytest.mark.parametrize("limiter", [None, RateLimiter(timeout_s=0.0)])
-def test_limited_rows_give_what_is_left(sampler: Any, rows: int, limiter: RateLimiter | None) -> None:
+def test_limited_rows_give_what_is_left(sampler, rows, limiter):
     rb = buffer(copy.deepcopy(sampler), rate_limiter=limiter)
     assert rb.can_insert(10_000)
     rb.extend(torch.arange(rows))
@@ -113,7 +113,7 @@ def test_limited_rows_give_what_is_left(sampler: Any, rows: int, limiter: RateLi
         rb.sample(min_batch=1)
 
 
-def test_what_min_batch_does_not_go_with() -> None:
+def test_what_min_batch_does_not_go_with():
     plain, limited, ahead = buffer(), buffer(rate_limiter=RateLimiter()), buffer(rate_limiter=RateLimiter(), prefetch=2)
     queue = buffer(QueueSampler(), 8)
     for rb in (plain, limited, ahead):

@@ -44,7 +44,7 @@ def make(capacity: int = 10, **options: Any) -> ReplayBuffer:
 @pytest.mark.parametrize(
     "versions", [[i // 4 for i in range(26)], [0, 2, 1, 2, 0, 3, 3, 1, 3, 2, 3, 0, 2, 3], [7 * i % 5 for i in range(9)]]
 )
-def test_draws_are_uniform_among_the_young_rows_alone(versions: list[int]) -> None:
+def test_draws_are_uniform_among_the_young_rows_alone(versions):
     """Exact, too, if rows of older versions come late."""
     rb = make(batch_size=4000)
     for first in range(0, len(versions), 3):
@@ -58,7 +58,7 @@ def test_draws_are_uniform_among_the_young_rows_alone(versions: list[int]) -> No
             assert len(young) == 1 or LOW < p_value(counts) < HIGH
 
 
-def test_a_long_life_takes_the_memory_of_the_runs_present() -> None:
+def test_a_long_life_takes_the_memory_of_the_runs_present():
     runs = Runs()
     for version in range(200):
         runs.record(np.array([version]))
@@ -67,7 +67,7 @@ def test_a_long_life_takes_the_memory_of_the_runs_present() -> None:
     assert len(runs._values) < 50
 
 
-def test_edits_count_from_the_next_draw_on() -> None:
+def test_edits_count_from_the_next_draw_on():
     rb = make(batch_size=300)
 
     def young(max_age: int = 0) -> set[int]:
@@ -85,7 +85,7 @@ def test_edits_count_from_the_next_draw_on() -> None:
     assert young() == {501}
 
 
-def test_versions_survive_loads_copies_and_other_storages() -> None:
+def test_versions_survive_loads_copies_and_other_storages():
     rb, again, larger, moved = (make(capacity, batch_size=200) for capacity in (10, 10, 16, 10))
     rb.extend(rows_of([i // 4 for i in range(25)]))
     again.extend(rows_of([70]))
@@ -99,7 +99,7 @@ def test_versions_survive_loads_copies_and_other_storages() -> None:
     assert set(larger.sample(max_age=0)["id"].tolist()) == {100}
 
 
-def test_lists_lanes_and_nested_keys_have_versions_too() -> None:
+def test_lists_lanes_and_nested_keys_have_versions_too():
     listed = ReplayBuffer(storage=ListStorage(5), version_key="version", collate_fn=list)
     listed.extend([{"version": i // 2, "id": i} for i in range(7)])
     assert {row["id"] for row in listed.sample(50, max_age=1)} == {4, 5, 6}
@@ -110,7 +110,7 @@ def test_lists_lanes_and_nested_keys_have_versions_too() -> None:
     assert set(lanes.sample(60, max_age=1)["id"].tolist()) == {8, 9, 10, 11}
 
 
-def test_what_cannot_be_told_is_refused_before_anything_changes() -> None:
+def test_what_cannot_be_told_is_refused_before_anything_changes():
     def asked(age: Any = 1, **options: Any) -> Callable[[], Any]:
         rb = ReplayBuffer(**{"storage": LazyTensorStorage(10), "version_key": "version", "batch_size": 2, **options})
         rb.extend({**rows_of([1, 2, 3]), "done": torch.tensor([False] * 3)})

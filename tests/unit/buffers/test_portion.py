@@ -41,7 +41,7 @@ def prioritized() -> PrioritizedSampler:
     return PrioritizedSampler(100, alpha=1.0, beta=0.5, eps=0.0)
 
 
-def test_rows_that_are_gone_are_not_to_be_had() -> None:
+def test_rows_that_are_gone_are_not_to_be_had():
     for unit in (None, SequenceUnit(4, episode_boundary="strict")):
         rb = made(100, sample_unit=unit)
         portion = Portion(rb)
@@ -53,7 +53,7 @@ def test_rows_that_are_gone_are_not_to_be_had() -> None:
         assert portion.take(offer.number, 64) is None
 
 
-def test_draws_that_depend_on_each_other_are_refused() -> None:
+def test_draws_that_depend_on_each_other_are_refused():
     for sampler in (
         SamplerWithoutReplacement(),
         PrioritizedSampler(100, 1.0, 1.0, stratified=True),
@@ -72,7 +72,7 @@ def test_draws_that_depend_on_each_other_are_refused() -> None:
     )
 
 
-def test_rows_that_are_used_up_are_drawn_when_they_are_asked_for() -> None:
+def test_rows_that_are_used_up_are_drawn_when_they_are_asked_for():
     """An offer is no draw: others draw meanwhile, and who comes too late gets nothing."""
     rb = made(10, LimitedSampler(3))
     portion = Portion(rb)
@@ -87,7 +87,7 @@ def test_rows_that_are_used_up_are_drawn_when_they_are_asked_for() -> None:
     assert rb.stats().rows_drawn == 27
 
 
-def test_generations_of_another_incarnation_fit_no_row() -> None:
+def test_generations_of_another_incarnation_fit_no_row():
     """A buffer that begins anew counts its writes from one again: a batch of the lost one must not reach its rows."""
     lost, new = made(50, prioritized()), made(50, prioritized())
     begin_era(lost, 7)

@@ -45,7 +45,7 @@ def until_ready(rb: ReplayBuffer, count: int) -> int:
 
 
 @pytest.mark.parametrize("depth", [1, 3])
-def test_depth_batches_are_ready_after_each_sample(depth: int) -> None:
+def test_depth_batches_are_ready_after_each_sample(depth):
     threads = set()
 
     def note(batch: Any) -> Any:
@@ -65,7 +65,7 @@ def test_depth_batches_are_ready_after_each_sample(depth: int) -> None:
 
 @pytest.mark.parametrize("sampler", [RandomSampler, SamplerWithoutReplacement])
 @pytest.mark.parametrize("seed", [0, None])
-def test_the_sequence_is_the_same_for_every_depth(sampler: Any, seed: int | None) -> None:
+def test_the_sequence_is_the_same_for_every_depth(sampler, seed):
     """Samples and epochs take turns, and an epoch that was left begins anew.
 
     Without a generator of its own a draw made too early cannot be taken back: loops draw no further than their epoch.
@@ -87,7 +87,7 @@ def test_the_sequence_is_the_same_for_every_depth(sampler: Any, seed: int | None
     assert sequences == sequences[:1] * len(DEPTHS)
 
 
-def test_rows_overwritten_after_they_were_made_ready_are_marked_stale() -> None:
+def test_rows_overwritten_after_they_were_made_ready_are_marked_stale():
     rb = make(1)
     rb.sample()
     assert until_ready(rb, 1) == 1
@@ -101,7 +101,7 @@ def test_rows_overwritten_after_they_were_made_ready_are_marked_stale() -> None:
         assert not rb.sample(return_info=True)[1]["stale"].any()
 
 
-def test_what_is_changed_while_batches_wait_applies_to_the_next() -> None:
+def test_what_is_changed_while_batches_wait_applies_to_the_next():
     rb, plain = make(3), make(0)
     assert read_ids(rb.sample()) == read_ids(plain.sample())
     rb.append_transform(lambda batch: {**batch, "id": batch["id"] + 1000})
@@ -117,7 +117,7 @@ def test_what_is_changed_while_batches_wait_applies_to_the_next() -> None:
     assert {i for _ in range(3) for i in rb.sample()["id"].tolist()} == {1070, 1071}
 
 
-def test_batches_are_prefetched_of_one_size_alone() -> None:
+def test_batches_are_prefetched_of_one_size_alone():
     rb = make(2)
     rb.sample()
     raises(
@@ -134,7 +134,7 @@ def test_batches_are_prefetched_of_one_size_alone() -> None:
         assert len(read_ids(other.sample(9))) == 9
 
 
-def test_the_interpreter_ends_with_a_live_prefetch_thread() -> None:
+def test_the_interpreter_ends_with_a_live_prefetch_thread():
     """A program of its own: how the interpreter shuts down is its last step."""
     code = (
         "import time, torch\n"
@@ -153,7 +153,7 @@ def test_the_interpreter_ends_with_a_live_prefetch_thread() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_forked_child_goes_on_with_the_queued_draws() -> None:
+def test_a_forked_child_goes_on_with_the_queued_draws():
     rb = make(3)
     rb.sample()
     until_ready(rb, 3)
@@ -164,7 +164,7 @@ def test_a_forked_child_goes_on_with_the_queued_draws() -> None:
     end(child)
 
 
-def test_the_last_rows_are_delivered_although_no_more_can_be_drawn_ahead() -> None:
+def test_the_last_rows_are_delivered_although_no_more_can_be_drawn_ahead():
     rb = ReplayBuffer(storage=LazyTensorStorage(16), sampler=LimitedSampler(3), batch_size=3, prefetch=2)
     rb.extend(torch.arange(1))
     assert rb.sample().tolist() == [0, 0, 0]
@@ -199,7 +199,7 @@ class Numbers(Order):
 
 
 @pytest.mark.parametrize(("depth", "count"), [(0, 1), (1, 1), (5, 2), (8, 4)])
-def test_requests_of_several_batches_keep_depth_and_order(depth: int, count: int) -> None:
+def test_requests_of_several_batches_keep_depth_and_order(depth, count):
     order = Numbers(depth, count)
     order.late = {0, 1 + count * 2}
     found: list[int] = []

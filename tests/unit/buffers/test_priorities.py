@@ -81,7 +81,7 @@ CHANGES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_updates_for_rows_that_are_gone_are_dropped_and_counted(change: str) -> None:
+def test_updates_for_rows_that_are_gone_are_dropped_and_counted(change):
     rb = plain(0, 4)
     rb.extend({"a": torch.arange(4)})
     _, info = rb.sample(8, return_info=True)
@@ -113,7 +113,7 @@ NUMBERS: list[Any] = [
 ]
 
 
-def test_every_form_of_index_and_priority_is_taken() -> None:
+def test_every_form_of_index_and_priority_is_taken():
     for forms, expected in ((FORMS, [1.0, 2.0, 1.0, 5.0]), (NUMBERS, [1.0, 1.0, 3.0, 1.0])):
         for index, priority in forms:
             rb = plain(4)
@@ -127,7 +127,7 @@ def test_every_form_of_index_and_priority_is_taken() -> None:
     assert str(priorities(rb)[0]) == "0.0"
 
 
-def test_of_equal_indices_the_last_one_wins() -> None:
+def test_of_equal_indices_the_last_one_wins():
     rb = plain(4)
     rb.update_priority([2, 0, 2, 2, 0], [1.0, 2.0, 3.0, 4.0, 5.0])
     assert priorities(rb) == [5.0, 1.0, 4.0, 1.0]
@@ -136,7 +136,7 @@ def test_of_equal_indices_the_last_one_wins() -> None:
 
 
 @pytest.mark.parametrize("bad", [-1.0, float("nan"), float("inf")])
-def test_bad_priorities_are_named_by_position_and_change_nothing(bad: float) -> None:
+def test_bad_priorities_are_named_by_position_and_change_nothing(bad):
     rb = plain(8, 8)
     rb.extend(torch.arange(2))  # slots 0 and 1 hold other rows now
     index, generations = torch.arange(8), torch.arange(1, 9)
@@ -151,7 +151,7 @@ def test_bad_priorities_are_named_by_position_and_change_nothing(bad: float) -> 
     assert rb.stats().stale_updates == 2, "what stale rows were to get does not matter"
 
 
-def test_rows_that_the_writer_did_not_keep_are_left_out() -> None:
+def test_rows_that_the_writer_did_not_keep_are_left_out():
     writer = TensorDictMaxValueWriter(rank_key="rank")
     rb = TensorDictReplayBuffer(storage=LazyTensorStorage(2), sampler=PrioritizedSampler(2, **OPTIONS), writer=writer)
     index = rb.extend(table(range(4), rank=[1.0, 3.0, 2.0, 0.0]))
@@ -162,7 +162,7 @@ def test_rows_that_the_writer_did_not_keep_are_left_out() -> None:
 
 @pytest.mark.usefixtures("needs_native")
 @pytest.mark.parametrize("index", [-1, torch.tensor([1, -1])], ids=str)
-def test_where_every_row_is_kept_no_update_takes_a_negative_index(index: Any) -> None:
+def test_where_every_row_is_kept_no_update_takes_a_negative_index(index):
     """It is neither left out nor the last row, in whichever way it is given."""
     rb, n = plain(5), torch.as_tensor(index).numel()
     rb.sample(2)  # direct calls
@@ -182,7 +182,7 @@ def test_where_every_row_is_kept_no_update_takes_a_negative_index(index: Any) ->
     assert (priorities(rb), rb.stats().stale_updates) == ([1.0] * 5, 0)
 
 
-def test_a_priority_for_each_pair_of_rows_is_refused() -> None:
+def test_a_priority_for_each_pair_of_rows_is_refused():
     """The error of `[B]` less `[B, 1]`."""
     rb, index = keyed(table(range(5))), torch.arange(2)
     error = torch.tensor([[0.0, 0.5], [0.75, 0.25]])
@@ -206,7 +206,7 @@ def test_a_priority_for_each_pair_of_rows_is_refused() -> None:
     assert priorities(rb) == [0.0, 0.75, 1.0, 1.0, 1.0]
 
 
-def test_trajectories_get_one_priority_each() -> None:
+def test_trajectories_get_one_priority_each():
     data = TensorDict({"agent": {"error": torch.arange(12.0).view(4, 3)}}, [4, 3])
     rb = keyed(data, reduction="mean", priority_key=("agent", "error"))
     assert priorities(rb) == [1.0, 4.0, 7.0, 10.0]
@@ -235,7 +235,7 @@ REFUSED: list[Any] = [
 
 
 @pytest.mark.usefixtures("needs_native")
-def test_all_kinds_of_buffers_raise_the_same() -> None:
+def test_all_kinds_of_buffers_raise_the_same():
     """The arguments are parsed in one place: buffers, shared buffers and shards raise the same error and message."""
     shards = ShardInfo(None, True, "td_error", "max", capacity=8, counting=False, waits=False)
     calls: list[Any] = [plain(4).update_priority, plain(4, shared=True).update_priority]
@@ -252,7 +252,7 @@ def test_all_kinds_of_buffers_raise_the_same() -> None:
 
 
 @pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])
-def test_first_priorities_come_from_the_data_where_it_has_them(storage: Any) -> None:
+def test_first_priorities_come_from_the_data_where_it_has_them(storage):
     rb = keyed(table(range(3), td_error=[1.0, 2.0, 3.0]), storage=storage(8))
     rb.add(table([9], td_error=[5.0])[0])
     rb.extend(table([9], td_error=[7.0]), update_priority=False)
@@ -263,7 +263,7 @@ def test_first_priorities_come_from_the_data_where_it_has_them(storage: Any) -> 
     assert [float(row["obs"]) for row in long.storage] == priorities(long)
 
 
-def test_the_batch_must_have_its_keys() -> None:
+def test_the_batch_must_have_its_keys():
     rb = keyed(table(range(4)))
     batch = rb.sample()
     with pytest.raises(KeyMissingError, match="no key 'td_error'"):
@@ -288,7 +288,7 @@ def test_the_batch_must_have_its_keys() -> None:
 # -- edits, exchanged parts, two dimensions ---------------------------------------------------------------------------
 
 
-def test_two_dimensions_take_pairs_and_tensors_of_pairs() -> None:
+def test_two_dimensions_take_pairs_and_tensors_of_pairs():
     rb = plain(0, 10, storage=LazyTensorStorage(10, ndim=2))
     index = rb.extend(torch.arange(12).view(3, 4))  # 3 lanes, 4 steps: room for 12
     expected = torch.arange(12.0).view(3, 4).T.clone()
@@ -309,7 +309,7 @@ def test_two_dimensions_take_pairs_and_tensors_of_pairs() -> None:
 # -- saving -----------------------------------------------------------------------------------------------------------
 
 
-def test_as_many_steps_as_items_are_no_pairs_of_rows() -> None:
+def test_as_many_steps_as_items_are_no_pairs_of_rows():
     rows, windows = (
         ReplayBuffer(storage=LazyTensorStorage(9), sampler=PrioritizedSampler(9, **OPTIONS), sample_unit=unit)
         for unit in (None, SequenceUnit(3, done_key="done"))
@@ -324,7 +324,7 @@ def test_as_many_steps_as_items_are_no_pairs_of_rows() -> None:
     assert max(priorities(windows)) == 70.0
 
 
-def test_slots_without_a_row_have_no_generation_and_take_no_priority() -> None:
+def test_slots_without_a_row_have_no_generation_and_take_no_priority():
     rb = plain(5, writer=RoundRobinWriter(track_generations=True))
     assert rb.writer.generations_of(torch.tensor([-3, -1, 0, 4, 5, 7, 8, 100])).tolist() == [-1, -1, 1, 5, *[-1] * 4]
     for slot, generation in itertools.product((5, 8, 100, -1, -3), (0, 1, 5, 9)):

@@ -50,7 +50,7 @@ def make(storage: Any = None, **options: Any) -> ReplayBuffer:
     return ReplayBuffer(storage=LazyTensorStorage(10) if storage is None else storage, **options)
 
 
-def test_a_trajectory_has_fields_as_attributes_and_can_be_indexed_and_stacked() -> None:
+def test_a_trajectory_has_fields_as_attributes_and_can_be_indexed_and_stacked():
     data = rows()
     data["next", "obs"] = data["obs"] + 1
     one = Trajectory(data[:3])
@@ -81,7 +81,7 @@ SELECTIONS: list[Any] = [
 ]
 
 
-def test_expressions_select_trajectories_of_batches_and_of_buffers() -> None:
+def test_expressions_select_trajectories_of_batches_and_of_buffers():
     data, rb = rows(), make(LazyTensorStorage(20))
     rb.extend(data)
     for predicate, chosen in SELECTIONS:
@@ -95,7 +95,7 @@ def test_expressions_select_trajectories_of_batches_and_of_buffers() -> None:
     assert ((traj.length < 5) | never)(one)
 
 
-def test_misuse() -> None:
+def test_misuse():
     ambiguous = r"ambiguous as a trajectory filter. Call .any\(\) or .all\(\)"
     batch, without, rb, plain = rows(), TensorDict({"x": torch.zeros(3)}, [3]), make(), make()
     rb.extend(batch)
@@ -136,7 +136,7 @@ def test_misuse() -> None:
     )
 
 
-def test_batches_are_split_by_signals_in_an_order_of_preference() -> None:
+def test_batches_are_split_by_signals_in_an_order_of_preference():
     data, rb = rows(), make()
     data["other"] = torch.arange(15) // 5
     assert list(iter_trajectories(data[:0])) == []
@@ -152,7 +152,7 @@ def test_batches_are_split_by_signals_in_an_order_of_preference() -> None:
     assert [one.length for one in rb.query(trajectory_key=("collector", "traj_ids"))] == [3, 1, 2]
 
 
-def test_environments_follow_one_another() -> None:
+def test_environments_follow_one_another():
     rb = make(LazyTensorStorage(8, ndim=2), sampler=SliceSampler(num_slices=2, traj_key="episode", strict_length=False))
     ids = torch.stack([torch.arange(7) // 2, torch.arange(7) // 3 + 10])  # [2 environments, 7 steps]
     rb.extend(TensorDict({"episode": ids, "obs": torch.stack([ids, torch.arange(7).expand(2, 7)], -1)}, [2, 7]))
@@ -161,7 +161,7 @@ def test_environments_follow_one_another() -> None:
         rb.set_sampler(RandomSampler())  # tracks no episodes
 
 
-def test_ids_count_whatever_else_ends_episodes() -> None:
+def test_ids_count_whatever_else_ends_episodes():
     """Interleaved ids and flags within an id: the trajectories do not depend on what the sampler tracks."""
     data = TensorDict(
         {
@@ -202,7 +202,7 @@ class Makes:
         return data.set("number", data["obs"][:, 0])
 
 
-def test_transforms_run_before_predicates() -> None:
+def test_transforms_run_before_predicates():
     rb = make(LazyTensorStorage(20), transform=RewardScale(10.0, key=("next", "reward")))
     rb.extend(rows())
     assert names(rb.query(traj.reward.sum() > 100)) == [(4, 0, 5)]
@@ -225,7 +225,7 @@ class Row:
     episode: torch.Tensor
 
 
-def test_kinds_of_rows() -> None:
+def test_kinds_of_rows():
     values, ids = torch.arange(6.0).reshape(3, 2), torch.tensor([0, 0, 1])
     make_row: Any = Row
     data = TensorDict({"obs": values, "episode": ids}, [3])

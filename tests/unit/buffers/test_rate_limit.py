@@ -46,14 +46,14 @@ def interrupted(rows: int, act: Callable[[ReplayBuffer], Any], **options: Any) -
     return rb
 
 
-def test_a_draw_whose_rows_were_replaced_is_void() -> None:
+def test_a_draw_whose_rows_were_replaced_is_void():
     rb = interrupted(4, lambda rb: rb.extend(torch.arange(4, 6)), sampler=LimitedSampler(1), batch_size=4)
     assert sorted(rb.sample().tolist()) == [2, 3, 4, 5]  # each once: those drawn first were given back
     with pytest.raises(EmptyBufferError, match=r"0 row\(s\) left can be drawn 0 more time"):
         rb.sample()
 
 
-def test_a_call_is_told_what_it_waits_for() -> None:
+def test_a_call_is_told_what_it_waits_for():
     limiter = RateLimiter(2.0, 20.0, 10, timeout_s=SOON)
     rb = ring(50, batch_size=8, rate_limiter=limiter)
     rb.extend(torch.arange(6))
@@ -85,7 +85,7 @@ def test_a_call_is_told_what_it_waits_for() -> None:
     rb.add(torch.tensor(1), timeout_s=0)
 
 
-def test_both_sides_hear_that_the_band_is_too_narrow() -> None:
+def test_both_sides_hear_that_the_band_is_too_narrow():
     rb = ring(99, batch_size=12, rate_limiter=RateLimiter(1.0, 8.0, 10))
     rb.extend(torch.arange(10))
     rb.extend(torch.arange(6))
@@ -104,7 +104,7 @@ def test_both_sides_hear_that_the_band_is_too_narrow() -> None:
     assert any("the band is too narrow for these calls, make error_buffer 12 or more" in text for text in said)
 
 
-def test_a_batch_on_its_way_is_in_the_checkpoint() -> None:
+def test_a_batch_on_its_way_is_in_the_checkpoint():
     states: list[dict[str, Any]] = []
     rb = interrupted(6, lambda rb: states.append(rb.state_dict()), sampler=QueueSampler(), batch_size=4)
     assert rb.sample().tolist() == [0, 1, 2, 3]  # its rows had not arrived when the state was taken
@@ -114,7 +114,7 @@ def test_a_batch_on_its_way_is_in_the_checkpoint() -> None:
     assert states[0]["flow"]["drawn"] == 0
 
 
-def test_another_limiter_holds_after_a_load_and_never_hangs() -> None:
+def test_another_limiter_holds_after_a_load_and_never_hangs():
     rb, other, without = (
         ring(50, batch_size=8, rate_limiter=limiter)
         for limiter in (RateLimiter(8.0, 100.0, 10), RateLimiter(0.5, 20.0, 10), None)
@@ -130,7 +130,7 @@ def test_another_limiter_holds_after_a_load_and_never_hangs() -> None:
     other.sample(timeout_s=0)
 
 
-def test_two_dimensional_queues_count_cells() -> None:
+def test_two_dimensional_queues_count_cells():
     rb = ReplayBuffer(storage=LazyTensorStorage(8, ndim=2), sampler=QueueSampler(), batch_size=4, dim_extend=0)
     rows = torch.arange(10).reshape(5, 2)
     rb.extend(rows[:3])
@@ -141,7 +141,7 @@ def test_two_dimensional_queues_count_cells() -> None:
     assert rb.sample(6).tolist() == [4, 5, 6, 7, 8, 9]
 
 
-def test_a_queue_takes_over_rows_that_are_there_in_order() -> None:
+def test_a_queue_takes_over_rows_that_are_there_in_order():
     storage = LazyTensorStorage(6)
     ReplayBuffer(storage=storage).extend(torch.arange(8))
     rb = ReplayBuffer(storage=storage, sampler=QueueSampler())
@@ -155,7 +155,7 @@ def test_a_queue_takes_over_rows_that_are_there_in_order() -> None:
         rb.sample(2, timeout_s=SOON)
 
 
-def test_what_cannot_go_together_is_refused() -> None:
+def test_what_cannot_go_together_is_refused():
     """Samplers, units and writers: `tests/contracts/test_combinations.py`."""
 
     def made(**options: Any) -> ReplayBuffer:
@@ -182,7 +182,7 @@ def test_what_cannot_go_together_is_refused() -> None:
     )
 
 
-def test_calls_that_could_never_go_ahead_are_refused() -> None:
+def test_calls_that_could_never_go_ahead_are_refused():
     flow = Flow(RateLimiter(2.0, 10.0, 5))
     flow.check_write(10, 10)
     flow.check_draw(20, 20)

@@ -63,7 +63,7 @@ CALLS = st.lists(
 @pytest.mark.parametrize("name", RANKS)
 @examples(1.0)
 @given(calls=CALLS)
-def test_rows_are_those_of_a_model(name: str, calls: list[tuple[str, list[int]]]) -> None:
+def test_rows_are_those_of_a_model(name, calls):
     """Rows by slot, as if they were written one by one: into slots that are free, else into that of the least rank."""
     rb, model, largest, numbers = make(name), dict[int, Row](), 0.0, count()
     freed, unused = list[int](), list(range(CAPACITY))
@@ -107,7 +107,7 @@ def rows(*values: int, version: int = 0) -> dict[str, torch.Tensor]:
     return {"value": torch.tensor(values), "version": torch.full((len(values),), version)}
 
 
-def test_lists_and_lanes() -> None:
+def test_lists_and_lanes():
     listed = ReplayBuffer(storage=ListStorage(3), remover="lifo")
     for i in range(5):
         listed.add(torch.tensor(i))
@@ -118,7 +118,7 @@ def test_lists_and_lanes() -> None:
 
 
 @pytest.mark.parametrize("sampler", [HeapSampler(CAPACITY, "max", 1), ConsumingSampler(1)])
-def test_rows_that_leave_by_draws_make_room_first(sampler: Any) -> None:
+def test_rows_that_leave_by_draws_make_room_first(sampler):
     """Reverb's table with a selector, a remover and `max_times_sampled=1`."""
     rb = make("lowest_priority" if sampler.prioritized else "oldest_version", sampler=sampler)
     ranks = [6, 2, 5, 1, 4, 3]
@@ -153,7 +153,7 @@ class Silent(PrioritizedSampler):
     priorities_at = PrioritySampler.priorities_at
 
 
-def test_what_does_not_go_with_a_remover() -> None:
+def test_what_does_not_go_with_a_remover():
     for name, words, options in REFUSED:
         parts = {"storage": LazyTensorStorage(8), "sampler": RandomSampler(), **options}
         with pytest.raises(OptionError, match=words):

@@ -20,7 +20,7 @@ from ...tags import buffer, fill, read_ids, rows, table
 
 
 @pytest.mark.parametrize(("dim", "lanes"), [(None, 2), (0, 3)])
-def test_another_storage_brings_its_collate_function_and_dimensions(dim: int | None, lanes: int) -> None:
+def test_another_storage_brings_its_collate_function_and_dimensions(dim, lanes):
     rb, steps = ReplayBuffer(storage=ListStorage(20), dim_extend=dim), torch.arange(6).view(2, 3)
     rb.set_storage(LazyTensorStorage(20, ndim=2))
     rb.extend(steps)
@@ -33,7 +33,7 @@ def test_another_storage_brings_its_collate_function_and_dimensions(dim: int | N
     assert rb[:] == ["a", "b"]
 
 
-def test_writing_goes_on_after_the_rows_of_another_storage_and_with_another_writer() -> None:
+def test_writing_goes_on_after_the_rows_of_another_storage_and_with_another_writer():
     rb, other = buffer("packed", 5, sampler=SamplerWithoutReplacement(), batch_size=2), LazyTensorStorage(5)
     fill(rb, range(4))
     rb.sample()
@@ -46,7 +46,7 @@ def test_writing_goes_on_after_the_rows_of_another_storage_and_with_another_writ
     assert sorted(read_ids(rb[:])) == [13, 14, 15, 16, 17]
 
 
-def test_counts_and_ages() -> None:
+def test_counts_and_ages():
     rb = buffer("packed", 5)
     assert math.isnan(rb.stats().row_age_mean)
 
@@ -70,7 +70,7 @@ def test_counts_and_ages() -> None:
     assert (stats.rows_lost, stats.repairs, stats.redone_gathers, stats.prefetch_waits) == (0, 0, 0, 0)
 
 
-def test_read_all_and_write_all_follow_the_order_of_slots() -> None:
+def test_read_all_and_write_all_follow_the_order_of_slots():
     rb = buffer("packed", 5)
     fill(rb, range(7))
     assert read_ids(rb.read_all_in_order()) == [5, 6, 2, 3, 4]
@@ -79,7 +79,7 @@ def test_read_all_and_write_all_follow_the_order_of_slots() -> None:
     assert read_ids(rb[:]) == [20, 21, 2, 3, 4]
 
 
-def test_an_update_of_fields_is_checked_before_the_first_is_written() -> None:
+def test_an_update_of_fields_is_checked_before_the_first_is_written():
     rb = buffer("packed", 5)
     fill(rb, range(4))
     with pytest.raises(ValueError):

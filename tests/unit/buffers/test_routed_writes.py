@@ -44,7 +44,7 @@ def ids(member: ReplayBuffer) -> list[int]:
 
 
 @given(st.lists(st.lists(st.integers(0, 2), max_size=12), max_size=5), st.integers(1, 8))
-def test_rows_reach_their_members_in_order(batches: list[list[int]], capacity: int) -> None:
+def test_rows_reach_their_members_in_order(batches, capacity):
     rb, model, first = ensemble(capacity=capacity), [list[int]() for _ in range(3)], 0
     for tasks in batches:
         names = rb.extend(rows(torch.tensor(tasks, dtype=torch.int64), first))
@@ -59,7 +59,7 @@ def test_rows_reach_their_members_in_order(batches: list[list[int]], capacity: i
         assert ids(member) == [slots[slot] for slot in sorted(slots)]
 
 
-def test_names_of_written_rows_set_their_priorities_unless_they_were_replaced() -> None:
+def test_names_of_written_rows_set_their_priorities_unless_they_were_replaced():
     def priorities() -> list[list[float]]:
         samplers: list[Any] = [member.sampler for member in rb.members]
         return [sampler.priorities[:2].tolist() for sampler in samplers]
@@ -74,7 +74,7 @@ def test_names_of_written_rows_set_their_priorities_unless_they_were_replaced() 
 
 
 @pytest.mark.parametrize("fault", ["schema", "writer"])
-def test_a_member_that_does_not_take_its_rows_leaves_all_members_as_they_were(fault: str) -> None:
+def test_a_member_that_does_not_take_its_rows_leaves_all_members_as_they_were(fault):
     rb = ensemble()
     rb[2].extend(TensorDict({"other": torch.zeros(1)}, [1]) if fault == "schema" else rows([2]))
     if fault == "writer":
@@ -85,7 +85,7 @@ def test_a_member_that_does_not_take_its_rows_leaves_all_members_as_they_were(fa
     rb[0].extend(TensorDict({"another": torch.zeros(1)}, [1]))  # no layout is left of the rows that were not written
 
 
-def test_rows_without_a_member_are_refused() -> None:
+def test_rows_without_a_member_are_refused():
     """More of them: `tests/parity/test_ensembles.py`."""
     rb, columns = ensemble(), ensemble(routing_dim=0)
     two = ReplayBuffer(storage=LazyTensorStorage(4, ndim=2))
@@ -120,7 +120,7 @@ def tracked(capacity: int = 4, **options: Any) -> ReplayBufferEnsemble:
     return rb
 
 
-def test_updates_reach_the_rows_that_are_still_there_or_none_of_any_member() -> None:
+def test_updates_reach_the_rows_that_are_still_there_or_none_of_any_member():
     rb = tracked()
     names = rb.extend(rows([0, 1, 0]))
     generation = names["index_generation"]

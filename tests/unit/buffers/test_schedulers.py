@@ -45,7 +45,7 @@ def make(alpha: float = 0.5, beta: float = 0.5) -> PrioritizedSampler:
     return PrioritizedSampler(100, alpha=alpha, beta=beta)
 
 
-def test_values_of_each_kind_and_their_bounds() -> None:
+def test_values_of_each_kind_and_their_bounds():
     assert values(LinearScheduler(make(), "beta", 1.0, 4), 6) == [0.625, 0.75, 0.875, 1.0, 1.0, 1.0]
     assert values(LinearScheduler(make(), "alpha", 0.0, 2), 3) == [0.25, 0.0, 0.0]
     assert values(StepScheduler(make(), "beta", 0.5, min_value=0.1), 3) == [0.25, 0.125, 0.1]
@@ -54,7 +54,7 @@ def test_values_of_each_kind_and_their_bounds() -> None:
     assert values(half, 3) == [0.3, 0.5, 0.7]
 
 
-def test_a_buffer_stands_for_its_sampler_and_draws_use_the_value() -> None:
+def test_a_buffer_stands_for_its_sampler_and_draws_use_the_value():
     rb = PrioritizedReplayBuffer(alpha=1.0, beta=1.0, storage=LazyTensorStorage(4), batch_size=400)
     rb.extend(torch.arange(4.0))
     rb.update_priority(torch.arange(4), torch.tensor([1.0, 0.0, 0.0, 1000.0]))
@@ -65,7 +65,7 @@ def test_a_buffer_stands_for_its_sampler_and_draws_use_the_value() -> None:
     assert bool((torch.bincount(batch.long(), minlength=4) > 50).all())  # uniform with alpha 0: 100 each
 
 
-def test_tensor_parameters_keep_dtype_and_the_initial_value() -> None:
+def test_tensor_parameters_keep_dtype_and_the_initial_value():
     start = torch.tensor(2.0, dtype=torch.float64)
     sampler = Beside(start)
     linear = LinearScheduler(sampler, "heat", 4, 2)
@@ -76,7 +76,7 @@ def test_tensor_parameters_keep_dtype_and_the_initial_value() -> None:
     assert [value.item() for value in values(step, 2)] == [8.0, 10.0]
 
 
-def test_state_continues_where_it_was() -> None:
+def test_state_continues_where_it_was():
     def schedule(sampler: PrioritizedSampler) -> SchedulerList:
         made = SchedulerList(LinearScheduler(sampler, "beta", 1.0, 10))
         made.append(StepScheduler(sampler, "alpha", 0.5, 3))
@@ -95,7 +95,7 @@ def test_state_continues_where_it_was() -> None:
     assert LambdaScheduler(make(), "beta", float).state_dict().keys().isdisjoint({"lambda_fn", "sampler"})
 
 
-def test_a_state_of_something_else_raises_and_changes_nothing() -> None:
+def test_a_state_of_something_else_raises_and_changes_nothing():
     scheduler = LinearScheduler(make(), "beta", 1.0, 10)
     before = scheduler.state_dict()
     for state in (
@@ -110,7 +110,7 @@ def test_a_state_of_something_else_raises_and_changes_nothing() -> None:
         SchedulerList([scheduler]).load_state_dict({"schedulers": []})
 
 
-def test_wrong_arguments() -> None:
+def test_wrong_arguments():
     buffers: Any = ReplayBufferEnsemble(ReplayBuffer(), ReplayBuffer())
     wrong: Any = "many"
     refuses(

@@ -32,7 +32,7 @@ def _buffer(rows: int = 10, **options: Any) -> ReplayBuffer:
     return rb
 
 
-def test_shutdown_ends_sampling_and_keeps_rows() -> None:
+def test_shutdown_ends_sampling_and_keeps_rows():
     rb = _buffer(batch_size=2, prefetch=2)
     assert rb.start() is rb.client() is rb
     assert (rb.is_alive, rb.service_backend) == (True, "direct")
@@ -62,7 +62,7 @@ def test_shutdown_ends_sampling_and_keeps_rows() -> None:
             call()
 
 
-def test_stats_read_as_a_mapping() -> None:
+def test_stats_read_as_a_mapping():
     rb = ring(10, batch_size=4, prefetch=3)
     assert json.loads(json.dumps(rb.stats(), allow_nan=False))["size"] == 0
     rb.extend(torch.arange(15))
@@ -82,7 +82,7 @@ def test_stats_read_as_a_mapping() -> None:
 
 
 @pytest.mark.parametrize("sampler", [lambda: PrioritizedSampler(10, 1.0, 1.0), SamplerWithoutReplacement])
-def test_set_rng_determines_what_follows(sampler: Any) -> None:
+def test_set_rng_determines_what_follows(sampler):
     batches = []
     for prefetch in (None, 2):
         rb = _buffer(sampler=sampler(), batch_size=4, prefetch=prefetch)
@@ -96,7 +96,7 @@ def test_set_rng_determines_what_follows(sampler: Any) -> None:
         rb.set_rng(3)  # type: ignore[arg-type]
 
 
-def test_next_is_one_pass_and_begins_again() -> None:
+def test_next_is_one_pass_and_begins_again():
     rb = _buffer(sampler=SamplerWithoutReplacement(), batch_size=4)
     for _ in range(2):
         seen = []
@@ -109,7 +109,7 @@ def test_next_is_one_pass_and_begins_again() -> None:
     )
 
 
-def test_what_empty_leaves() -> None:
+def test_what_empty_leaves():
     rb = _buffer()
     rb.empty(empty_write_count=False)
     rb.extend(torch.arange(3))
@@ -120,7 +120,7 @@ def test_what_empty_leaves() -> None:
         _buffer().dim_extend = 1
 
 
-def test_mark_update_gives_the_default_priority() -> None:
+def test_mark_update_gives_the_default_priority():
     rb = PrioritizedReplayBuffer(alpha=1.0, beta=1.0, storage=LazyTensorStorage(4), batch_size=200)
     index = rb.extend(torch.arange(4))
     rb.update_priority(index, torch.tensor([0.0, 0.0, 0.0, 5.0]))
@@ -130,7 +130,7 @@ def test_mark_update_gives_the_default_priority() -> None:
     _buffer().mark_update(0)
 
 
-def test_insert_index_is_that_of_the_next_add() -> None:
+def test_insert_index_is_that_of_the_next_add():
     writer = TensorDictMaxValueWriter(rank_key="key")
     rb = TensorDictReplayBuffer(storage=LazyTensorStorage(3), writer=writer)
     for key in torch.rand(20, generator=seeded()):
@@ -145,7 +145,7 @@ def test_insert_index_is_that_of_the_next_add() -> None:
     )
 
 
-def test_include_info_is_going_away() -> None:
+def test_include_info_is_going_away():
     rb = TensorDictReplayBuffer(storage=LazyTensorStorage(10), batch_size=2)
     rb.extend(TensorDict({"a": torch.arange(10)}, [10]))
     for given in (True, False):

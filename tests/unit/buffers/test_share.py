@@ -8,7 +8,7 @@ import pickle
 import signal
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -31,10 +31,6 @@ from ...registry import Half, seeded
 from ...sharing import AVAILABLE, check_ring, check_rows, die, end, ids_of, make, pipe, rows, start
 from .refusals import raises
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="processes share buffers with the native extension, on Linux")
 
 KINDS: dict[str, Any] = {
@@ -48,7 +44,7 @@ def private(kind: str, capacity: int, **options: Any) -> ReplayBuffer:
     return ReplayBuffer(storage=KINDS[kind](capacity), batch_size=8, generator=generator, **options)
 
 
-def test_a_buffer_that_is_shared_leaves_its_files_and_the_batches_made_ahead() -> None:
+def test_a_buffer_that_is_shared_leaves_its_files_and_the_batches_made_ahead():
     rb = private("files", 20, prefetch=2)
     rb.extend(rows(range(20)))
     rb.sample()
@@ -61,7 +57,7 @@ def test_a_buffer_that_is_shared_leaves_its_files_and_the_batches_made_ahead() -
     check_ring(rb)
 
 
-def test_what_cannot_be_shared_stays_as_it_is() -> None:
+def test_what_cannot_be_shared_stays_as_it_is():
     made = [
         ("version_key", ReplayBuffer(storage=LazyMemmapStorage(8), version_key="id")),
         ("ndim=2", ReplayBuffer(storage=LazyMemmapStorage(8, ndim=2))),
@@ -104,7 +100,7 @@ def play(in_files: ReplayBuffer, in_memory: ReplayBuffer, pipe: Any) -> None:
     pipe.send((len(in_files), in_files.cursor, in_files[:]["id"].tolist()))
 
 
-def test_buffers_are_shared_with_a_process_that_is_started() -> None:
+def test_buffers_are_shared_with_a_process_that_is_started():
     rb = ReplayBuffer(storage=LazyMemmapStorage(21), batch_size=4)
     rb.extend(rows(range(10)))
     copied = pickle.loads(pickle.dumps(rb))
@@ -134,7 +130,7 @@ REFUSED: list[Any] = [
 ]
 
 
-def test_what_cannot_be_passed_raises_a_runtime_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_passed_raises_a_runtime_error(monkeypatch):
     monkeypatch.setattr("ostinato.buffers.lifecycle.get_spawning_popen", object)  # as when a process is started
     for words, options in REFUSED:
         rb = ReplayBuffer(**{"storage": LazyMemmapStorage(8), **options})
@@ -156,7 +152,7 @@ def write_or_say(rb: ReplayBuffer, pipe: Any) -> None:
         pipe.send("written")
 
 
-def test_a_forked_child_does_not_write_to_files_that_are_not_shared() -> None:
+def test_a_forked_child_does_not_write_to_files_that_are_not_shared():
     rb = private("files", 8)
     rb.extend(rows(range(7)))
     mine, other = pipe()
@@ -183,7 +179,7 @@ def write_first(rb: ReplayBuffer, first: int, pipe: Any) -> None:
 
 
 @pytest.mark.parametrize(("kind", "ranked"), [("memory", True), ("files", False)])
-def test_whichever_process_writes_first_defines_the_schema(kind: str, ranked: bool) -> None:
+def test_whichever_process_writes_first_defines_the_schema(kind, ranked):
     rb = ReplayBuffer(
         storage=lambda: KINDS[kind](400, shared_init=True),
         sampler=PrioritizedSampler(400, 0.7, 0.5, 1e-3) if ranked else RandomSampler(),
@@ -224,7 +220,7 @@ def die_allocating(rb: ReplayBuffer, how: str, pipe: Any) -> None:
 
 
 @pytest.mark.parametrize(("kind", "how"), [("memory", "begun"), ("files", "begun"), ("memory", "dies")])
-def test_a_process_that_dies_while_it_allocates_blocks_nobody(kind: str, how: str) -> None:
+def test_a_process_that_dies_while_it_allocates_blocks_nobody(kind, how):
     rb = private(kind, 100).share()
     mine, other = pipe()
     child = start(die_allocating, rb, how, other)
@@ -240,7 +236,7 @@ def test_a_process_that_dies_while_it_allocates_blocks_nobody(kind: str, how: st
         end(child, -signal.SIGKILL)
 
 
-def test_a_process_that_stops_while_it_allocates_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_stops_while_it_allocates_is_reported(monkeypatch):
     monkeypatch.setattr(shared_storage, "_LAYOUT_WAIT_S", 0.2)
     rb = private("memory", 100).share()
     mine, other = pipe()
@@ -262,7 +258,7 @@ def forget(held: list[Any]) -> None:
     gc.collect()
 
 
-def test_temporary_files_are_removed_by_their_owner_alone() -> None:
+def test_temporary_files_are_removed_by_their_owner_alone():
     rb = make(8, fill=3, mapped=True)
     directory: Any = rb.storage.scratch_dir  # type: ignore[attr-defined]
     held = [rb]
@@ -274,7 +270,7 @@ def test_temporary_files_are_removed_by_their_owner_alone() -> None:
     assert not directory.exists()
 
 
-def test_rows_of_a_directory_are_shared_and_saved(tmp_path: Path) -> None:
+def test_rows_of_a_directory_are_shared_and_saved(tmp_path):
     directory = tmp_path / "files"
     storage = LazyMemmapStorage(8, scratch_dir=directory)
     ReplayBuffer(storage=storage).extend(rows(range(11)))

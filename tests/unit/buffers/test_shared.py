@@ -41,7 +41,6 @@ from .refusals import refuses
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="processes share buffers with the native extension, on Linux")
@@ -49,9 +48,7 @@ pytestmark = pytest.mark.skipif(not AVAILABLE, reason="processes share buffers w
 
 @pytest.mark.parametrize("ranked", [False, True])
 @pytest.mark.parametrize("way", ["made", "prefetch", "memory", "files", "load", "load of shared"])
-def test_one_process_alone_meets_no_difference(
-    way: str, ranked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_process_alone_meets_no_difference(way, ranked, tmp_path, monkeypatch):
     """Sizes of batches around the capacity, more rows than fit, and one row at a time: same slots, rows and draws.
 
     So it is in a buffer that is shared after it was used, and after loads of private and shared buffers.
@@ -116,7 +113,7 @@ def same_counts(one: ReplayBuffer, other: ReplayBuffer, *names: str) -> None:
         assert getattr(one.stats(), name) == getattr(other.stats(), name), name
 
 
-def test_rows_bring_their_priorities_and_late_ones_fall_out() -> None:
+def test_rows_bring_their_priorities_and_late_ones_fall_out():
     rb = TensorDictPrioritizedReplayBuffer(
         alpha=0.7, beta=0.5, storage=LazyTensorStorage(20), batch_size=8, shared=True, priority_key="p"
     )
@@ -133,7 +130,7 @@ def test_rows_bring_their_priorities_and_late_ones_fall_out() -> None:
     check_ring(rb)
 
 
-def test_reading_waits_for_no_row_and_gives_none_that_is_open() -> None:
+def test_reading_waits_for_no_row_and_gives_none_that_is_open():
     rb = make(8, fill=8, ranked=True)
     ring, sampler = ring_of(rb), rb.sampler
     reserve(rb, 4)
@@ -150,7 +147,7 @@ def test_reading_waits_for_no_row_and_gives_none_that_is_open() -> None:
     check_ring(rb)
 
 
-def test_a_failed_copy_gives_its_slots_back() -> None:
+def test_a_failed_copy_gives_its_slots_back():
     rb = make(8, fill=4)
     storage: Any = rb.storage
 
@@ -188,13 +185,13 @@ REFUSED: list[Any] = [
 ]
 
 
-def test_what_does_not_go_together_is_refused() -> None:
+def test_what_does_not_go_together_is_refused():
     for words, options in REFUSED:
         with pytest.raises(OptionError, match=words):
             ReplayBuffer(**{"storage": LazyTensorStorage(8), "shared": True, **options})
 
 
-def test_what_it_cannot_do_changes_nothing() -> None:
+def test_what_it_cannot_do_changes_nothing():
     rb = make(8, fill=3, ranked=True)
     state = rb.sampler.state_dict()
     refuses(
@@ -241,7 +238,7 @@ def fill(rb: ReplayBuffer, count: int) -> None:
 
 
 @pytest.mark.parametrize("ranked", [False, True], ids=["uniform", "prioritized"])
-def test_rows_that_are_not_whole_are_left_out(ranked: bool) -> None:
+def test_rows_that_are_not_whole_are_left_out(ranked):
     old, new, other = (make_saved(shared=shared, ranked=ranked) for shared in (True, True, False))
     fill(old, 26)
     reserve(old, 4)
@@ -256,7 +253,7 @@ def test_rows_that_are_not_whole_are_left_out(ranked: bool) -> None:
     check_rows(other.sample())
 
 
-def test_rows_replaced_while_they_are_copied_are_copied_again() -> None:
+def test_rows_replaced_while_they_are_copied_are_copied_again():
     rb = make(8, fill=8, ranked=True)
     storage, copy_rows = rb.storage, rb.storage.gather
     changes: list[Callable[[], Any]] = []
@@ -279,7 +276,7 @@ def test_rows_replaced_while_they_are_copied_are_copied_again() -> None:
     ring_of(rb).abandon()
 
 
-def test_what_does_not_fit_changes_nothing(tmp_path: Path) -> None:
+def test_what_does_not_fit_changes_nothing(tmp_path):
     def filled(count: int, **options: Any) -> ReplayBuffer:
         other = make_saved(**{"shared": False, "ranked": True, **options})
         fill(other, count)

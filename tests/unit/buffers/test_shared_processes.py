@@ -60,7 +60,7 @@ class Ids(RowValues):
         return incoming.data["id"]
 
 
-def test_observers_follow_what_other_processes_write() -> None:
+def test_observers_follow_what_other_processes_write():
     rb, ids = make(40, fill=40), Ids()
     rb.observe(ids)
     for first in (100, 110):
@@ -89,7 +89,7 @@ def draws(rb: ReplayBuffer) -> torch.Tensor:
     return torch.bincount(torch.cat([batch["id"] for batch in batches]), minlength=40)
 
 
-def test_a_writer_that_dies_between_reserve_and_commit_costs_its_own_rows() -> None:
+def test_a_writer_that_dies_between_reserve_and_commit_costs_its_own_rows():
     rb = make(40, ranked=True, fill=40)
     end(start(die_writing, rb, 10), -signal.SIGKILL)
     assert len(rb) == 30
@@ -131,7 +131,7 @@ def _leaves(rb: ReplayBuffer) -> int:
 
 
 @pytest.mark.parametrize("at", ["nothing", "leaves", "nodes", "commit", "reserve"])
-def test_whoever_comes_after_a_death_in_the_lock_brings_all_in_order(at: str) -> None:
+def test_whoever_comes_after_a_death_in_the_lock_brings_all_in_order(at):
     rb = make(40, ranked=True, fill=40)
     rb.update_priority(torch.arange(40), torch.linspace(0.1, 4.0, 40))
     end(start(die_in_the_lock, rb, at), -signal.SIGKILL)
@@ -164,7 +164,7 @@ def churn(rb: ReplayBuffer, seed: int, width: int = 8) -> None:
 
 @pytest.mark.parametrize(("ranked", "mapped"), [(True, False), (False, True)])
 @pytest.mark.parametrize("rounds", [8, pytest.param(400, marks=[pytest.mark.slow, pytest.mark.timeout(300)])])
-def test_kills_at_any_moment_leave_all_in_order(rounds: int, ranked: bool, mapped: bool) -> None:
+def test_kills_at_any_moment_leave_all_in_order(rounds, ranked, mapped):
     rb = make(300, ranked=ranked, mapped=mapped, fill=300, width=600)  # copies take long enough to be cut short
     dice, known = random.Random(0), dict[int, int]()
     for seed in range(1, 1 + rounds):
@@ -198,7 +198,7 @@ def hold(rb: ReplayBuffer, size: int, pipe: Any) -> None:
     ring_of(rb).commit()
 
 
-def test_a_writer_that_is_slow_is_passed_over_while_there_is_room() -> None:
+def test_a_writer_that_is_slow_is_passed_over_while_there_is_room():
     rb = make(40, fill=40, ranked=True)
     mine, other = pipe()
     child = start(hold, rb, 10, other)
@@ -231,7 +231,7 @@ def keep_the_lock(rb: ReplayBuffer, pipe: Any) -> None:
         pipe.recv()
 
 
-def test_a_lock_that_is_not_given_back_is_named() -> None:
+def test_a_lock_that_is_not_given_back_is_named():
     rb, state = make(16, fill=16, ranked=True), make(16, fill=4, ranked=True).state_dict()
     mine, other = pipe()
     child = start(keep_the_lock, rb, other)
@@ -251,7 +251,7 @@ def sample_and_die(rb: ReplayBuffer) -> None:
     die()
 
 
-def test_a_reader_that_dies_changes_nothing() -> None:
+def test_a_reader_that_dies_changes_nothing():
     rb = make(40, ranked=True, fill=40)
     sampler: Any = rb.sampler
     before = sampler.priorities
@@ -282,7 +282,7 @@ def create_and_die(pipe: Any) -> None:
     die()
 
 
-def test_others_go_on_when_the_process_that_made_the_buffer_is_killed() -> None:
+def test_others_go_on_when_the_process_that_made_the_buffer_is_killed():
     mine, other = pipe()
     context: Any = multiprocessing.get_context("fork")
     creator = context.Process(target=create_and_die, args=(other,))
@@ -300,7 +300,7 @@ def create_and_wait(pipe: Any) -> None:
     time.sleep(LIMIT_S)
 
 
-def test_nothing_is_left_when_all_are_killed() -> None:
+def test_nothing_is_left_when_all_are_killed():
     before = set(Path("/dev/shm").iterdir())
     mine, other = pipe()
     context: Any = multiprocessing.get_context("fork")

@@ -17,7 +17,6 @@ from ...tags import buffer, fill, read_ids, rows, same_state, snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from ostinato import Storage
     from ostinato.durable.checkpoint import Piece
@@ -82,9 +81,7 @@ def _act(rb: ReplayBuffer, verb: str, maker: str, count: int) -> None:
         ("mapped", "exchange"),
     ],
 )
-def test_no_way_to_change_rows_reaches_the_save(
-    maker: str, verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_way_to_change_rows_reaches_the_save(maker, verb, tmp_path, monkeypatch):
     rb, other = buffer(MAKERS[maker]()), buffer(MAKERS[maker]())
     fill(rb, range(CAPACITY))
     at_each_piece(monkeypatch, lambda count: _act(rb, verb, maker, count))
@@ -96,7 +93,7 @@ def test_no_way_to_change_rows_reaches_the_save(
         same_state(snapshot(other), expected)
 
 
-def test_a_load_waits_for_a_save_of_the_same_buffer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_load_waits_for_a_save_of_the_same_buffer(tmp_path, monkeypatch):
     rb, other = (buffer(LazyTensorStorage(CAPACITY)) for _ in range(2))
     fill(rb, range(10))
     rb.dumps(tmp_path / "first")
@@ -111,7 +108,7 @@ def test_a_load_waits_for_a_save_of_the_same_buffer(tmp_path: Path, monkeypatch:
     same_state(snapshot(other), expected)
 
 
-def test_a_write_goes_on_where_the_save_cannot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_goes_on_where_the_save_cannot(tmp_path, monkeypatch):
     """A disk that is full while a writer puts rows down is the save's trouble, not the writer's."""
     rb, other = (buffer(LazyTensorStorage(CAPACITY)) for _ in range(2))
     fill(rb, range(CAPACITY))

@@ -49,7 +49,7 @@ def lazy(**options: Any) -> ReplayBuffer:
 
 @pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("make", MADE.values(), ids=MADE)
-def test_rows_are_stored_as_plain_numbers(make: Any) -> None:
+def test_rows_are_stored_as_plain_numbers(make):
     rb = lazy()
     for _ in range(2):
         rb.extend({"x": make()})
@@ -68,7 +68,7 @@ def test_rows_are_stored_as_plain_numbers(make: Any) -> None:
 
 @pytest.mark.usefixtures("needs_native")  # torch asks the subclass itself
 @pytest.mark.parametrize("first", [True, False])
-def test_tensors_without_memory_are_refused_before_anything_changes(*, first: bool) -> None:
+def test_tensors_without_memory_are_refused_before_anything_changes(*, first):
     rb = lazy()
     if not first:
         rb.extend({"x": base()})
@@ -93,7 +93,7 @@ TRANSFORMS: dict[str, Any] = {
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning", "ignore::torch.jit.TracerWarning")
 @pytest.mark.parametrize(("named", "transform"), TRANSFORMS.values(), ids=TRANSFORMS)
-def test_transforms_are_refused_and_leave_nothing_behind(named: str, transform: Any) -> None:
+def test_transforms_are_refused_and_leave_nothing_behind(named, transform):
     rb = PrioritizedReplayBuffer(alpha=0.7, beta=0.5, storage=LazyTensorStorage(16), batch_size=4)
     rb.extend({"x": base()})
     ensemble, rollouts = ReplayBufferEnsemble(rb, lazy(), p=[1.0, 0.0], batch_size=4), TrajectoryReplayBuffer()

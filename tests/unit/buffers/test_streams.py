@@ -48,7 +48,7 @@ def newest(rb: TensorDictReplayBuffer) -> list[bool]:
 
 
 @pytest.mark.parametrize("rows", [3, 5, 6, 9])
-def test_the_newest_row_ends_its_episode(rows: int) -> None:
+def test_the_newest_row_ends_its_episode(rows):
     first, empty, second = make(rows), make(0), make(4, SliceSampler(slice_len=2))
     before = first[:]["next", "done"].clone()
     written = first._engine.ring.generations(torch.arange(len(first))).tolist()
@@ -63,7 +63,7 @@ def test_the_newest_row_ends_its_episode(rows: int) -> None:
     assert all(b - a == 1 for a, b in windows)
 
 
-def test_flags_that_are_set_stay() -> None:
+def test_flags_that_are_set_stay():
     yes = torch.ones(1, 1, dtype=torch.bool)
     ended, cut, kept = make(3, terminated=yes, done=yes), make(3, truncated=yes), make(3)
     ReplayBufferEnsemble(ended, cut).end_streams()
@@ -72,7 +72,7 @@ def test_flags_that_are_set_stay() -> None:
     assert found == [[True, True, False], [True, False, True], [True, False, False]]
 
 
-def test_one_id_for_all_rows_is_one_stream() -> None:
+def test_one_id_for_all_rows_is_one_stream():
     sampler = SliceSampler(slice_len=2, traj_key="env", end_key=END)
     rb = TensorDictReplayBuffer(storage=LazyTensorStorage(6), sampler=sampler, batch_size=2)
     rb.extend(steps(0, 3).set("env", torch.full((3,), 7)))
@@ -83,7 +83,7 @@ def test_one_id_for_all_rows_is_one_stream() -> None:
         ReplayBufferEnsemble(rb).end_streams()
 
 
-def test_what_does_not_fit_raises_before_anything_changes() -> None:
+def test_what_does_not_fit_raises_before_anything_changes():
     good, number, other = make(3), make(0, SliceSampler(slice_len=2, end_key="stop")), make(3, RandomSampler())
     number.extend(TensorDict({"stop": torch.zeros(3)}, [3]))
 

@@ -30,7 +30,7 @@ CAPACITY = 64
 
 @pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize(("storage", "prefetch"), [("packed", None), ("columns", 2), ("mapped", None)])
-def test_writers_and_samplers_never_meet_a_torn_row(storage: str, prefetch: int | None) -> None:
+def test_writers_and_samplers_never_meet_a_torn_row(storage, prefetch):
     rb = buffer(storage, CAPACITY, batch_size=64, prefetch=prefetch)
     rb.extend(sharing.rows(torch.arange(CAPACITY), 600))
     numbers = itertools.count(1000)
@@ -51,7 +51,7 @@ def test_writers_and_samplers_never_meet_a_torn_row(storage: str, prefetch: int 
             sample()
 
 
-def test_counts_and_passes_are_exact_under_threads() -> None:
+def test_counts_and_passes_are_exact_under_threads():
     rb = ReplayBuffer(storage=LazyTensorStorage(1000), sampler=SamplerWithoutReplacement(), batch_size=10)
     rb.extend(torch.arange(1000))
     with busy_switching(), ThreadPoolExecutor(4) as pool:
@@ -61,7 +61,7 @@ def test_counts_and_passes_are_exact_under_threads() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_fork_samples_whatever_locks_other_threads_hold_when_it_is_made() -> None:
+def test_a_fork_samples_whatever_locks_other_threads_hold_when_it_is_made():
     """As the workers of a data loader do, while actors write."""
     rb, other = (ReplayBuffer(storage=LazyTensorStorage(CAPACITY), batch_size=4) for _ in range(2))
     both = ReplayBufferEnsemble(rb, other, batch_size=4, sample_from_all=True)
@@ -124,7 +124,7 @@ CHANGES: dict[str, Any] = {
 
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("change", CHANGES)
-def test_rows_that_change_around_the_copy_are_read_again(change: str, packed: bool) -> None:
+def test_rows_that_change_around_the_copy_are_read_again(change, packed):
     """The copy may have been torn, so the batch must show the rows that the change left."""
     for moment in ("before", "after"):
         rb, storage = interrupted(packed)
@@ -134,7 +134,7 @@ def test_rows_that_change_around_the_copy_are_read_again(change: str, packed: bo
         assert rb.stats().redone_gathers == 1
 
 
-def test_a_torn_copy_is_never_delivered_and_writes_to_other_rows_cost_nothing() -> None:
+def test_a_torn_copy_is_never_delivered_and_writes_to_other_rows_cost_nothing():
     """The first copy is made of two halves of different rows: what a reader in the middle of a write sees."""
     rb, storage = interrupted()
 
@@ -153,7 +153,7 @@ def test_a_torn_copy_is_never_delivered_and_writes_to_other_rows_cost_nothing() 
     assert (storage.gets, rb.stats().redone_gathers) == (gets + 1, redone)
 
 
-def test_a_buffer_emptied_and_refilled_delivers_its_new_rows() -> None:
+def test_a_buffer_emptied_and_refilled_delivers_its_new_rows():
     """Draws of slots that hold no row now are drawn again; no slot that was not written shows."""
     rb, storage = interrupted()
 
@@ -172,7 +172,7 @@ def test_a_buffer_emptied_and_refilled_delivers_its_new_rows() -> None:
 
 
 @pytest.mark.parametrize("count", [7, 8])
-def test_a_late_field_in_the_middle_of_a_write_is_waited_for(count: int) -> None:
+def test_a_late_field_in_the_middle_of_a_write_is_waited_for(count):
     """A writer marks rows as lacking late fields before it brings them: a sample that meets this must not raise."""
     rb, storage = interrupted()
     rb.write_all({**rows(range(8)), "late": torch.arange(8) * 10})
@@ -189,7 +189,7 @@ def test_a_late_field_in_the_middle_of_a_write_is_waited_for(count: int) -> None
     assert torch.equal(batch["late"], batch["id"] * 10)
 
 
-def test_rows_are_stamped_before_the_first_byte_of_them_changes() -> None:
+def test_rows_are_stamped_before_the_first_byte_of_them_changes():
     """A reader compares stamps after its copy: a stamp that came later would let half-written rows pass."""
     rb, storage = interrupted()
     engine: Any = rb._engine

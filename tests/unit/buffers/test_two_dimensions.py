@@ -30,7 +30,7 @@ def ids(batch: Any) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(("asked", "lanes", "effective"), [(10, 4, 12), (12, 4, 12), (1, 4, 4), (13, 1, 13)])
-def test_the_capacity_rounds_up_to_whole_steps(asked: int, lanes: int, effective: int) -> None:
+def test_the_capacity_rounds_up_to_whole_steps(asked, lanes, effective):
     rb = ReplayBuffer(storage=LazyTensorStorage(asked, ndim=2))
     rb.extend(table(grid(lanes, 0, 1)))
     assert (rb.storage.capacity, rb.storage.max_size) == (effective, asked)
@@ -54,7 +54,7 @@ INDICES: dict[str, Any] = {
 
 @pytest.mark.parametrize(("dim", "storage"), [(0, "packed"), (1, "columns"), (1, "mapped")])
 @pytest.mark.parametrize("case", list(INDICES))
-def test_indices_address_the_dimensions_of_the_data(case: str, dim: int, storage: str) -> None:
+def test_indices_address_the_dimensions_of_the_data(case, dim, storage):
     index = INDICES[case]
     data = grid(4, 0, 3)
     rb = ReplayBuffer(storage=STORAGES[storage](12), dim_extend=dim)
@@ -72,7 +72,7 @@ def test_indices_address_the_dimensions_of_the_data(case: str, dim: int, storage
     assert ids(rb[:]) == expected.tolist()
 
 
-def test_slices_are_views_and_cells_beyond_those_present_are_refused() -> None:
+def test_slices_are_views_and_cells_beyond_those_present_are_refused():
     rb = ReplayBuffer(storage=LazyTensorStorage(40, ndim=2))
     rb.extend(table(grid(4, 0, 3)))
     outside: list[Any] = [(4, 0), (0, 3), 4, (0, 0, 0), torch.tensor([4])]

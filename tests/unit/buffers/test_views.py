@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -39,9 +39,6 @@ from ...registry import ring, seeded
 from ...tags import priorities
 from .refusals import raises, refuses
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 CAPACITY = 13
 
 
@@ -64,7 +61,7 @@ def numbered(start: int, rows: int) -> dict[str, torch.Tensor]:
 # -- parts of a view --------------------------------------------------------------------------------------------------
 
 
-def test_a_view_made_late_starts_with_the_rows_present_at_the_default_priority() -> None:
+def test_a_view_made_late_starts_with_the_rows_present_at_the_default_priority():
     """What new rows get then is the largest priority given to the sampler of the view, not to that of the buffer."""
     rb = buffer(sampler=ranked())
     rb.update_priority(rb.extend(numbered(0, 3)), 5.0)
@@ -77,7 +74,7 @@ def test_a_view_made_late_starts_with_the_rows_present_at_the_default_priority()
     assert (priorities(view), priorities(rb)) == ([1.0, 3.0, 1.0] + [3.0] * 4, [5.0] * 7)
 
 
-def test_priorities_within_rows_reach_every_prioritized_view() -> None:
+def test_priorities_within_rows_reach_every_prioritized_view():
     rb = TensorDictReplayBuffer(storage=LazyTensorStorage(CAPACITY), batch_size=4, priority_key="p")
     view = rb.view(sampler=ranked())
     rb.extend(TensorDict({"p": torch.tensor([1.0, 2.0, 3.0])}, [3]))
@@ -92,7 +89,7 @@ def test_priorities_within_rows_reach_every_prioritized_view() -> None:
     assert {priorities(view)[slot] for slot in batch["index"].tolist()} == {0.5}
 
 
-def test_episodes_of_a_view_are_its_own() -> None:
+def test_episodes_of_a_view_are_its_own():
     rb = buffer(storage=LazyTensorStorage(30))
     slices = rb.view(sampler=SliceSampler(slice_len=4))
     for start in range(0, 60, 10):
@@ -107,7 +104,7 @@ def test_episodes_of_a_view_are_its_own() -> None:
     assert rb.sample()["id"].shape == (4,)
 
 
-def test_the_transforms_of_a_view_are_its_own_and_writes_take_those_of_the_buffer() -> None:
+def test_the_transforms_of_a_view_are_its_own_and_writes_take_those_of_the_buffer():
     rb = buffer()
     rb.append_transform(lambda data: {**data, "obs": data["obs"] * 10}, invert=True)
     view = rb.view(transform=lambda data: {**data, "obs": data["obs"] + 0.5})
@@ -119,7 +116,7 @@ def test_the_transforms_of_a_view_are_its_own_and_writes_take_those_of_the_buffe
     assert set(view.sample(64)["obs"].flatten().tolist()) == {10.5, 20.5}
 
 
-def test_deleted_rows_leave_every_view() -> None:
+def test_deleted_rows_leave_every_view():
     rb, episodic = buffer(), buffer()
     views = [rb.view(sampler=ranked()), rb.view(prefetch=2, generator=seeded(1))]
     index = rb.extend(numbered(0, 9))
@@ -140,7 +137,7 @@ def test_deleted_rows_leave_every_view() -> None:
     assert len(view) == 3
 
 
-def test_rows_that_come_as_a_whole_are_those_of_all_views() -> None:
+def test_rows_that_come_as_a_whole_are_those_of_all_views():
     """A storage that another one replaces, or that others write to: batches made ahead and priorities go."""
     rb, other = buffer(), LazyTensorStorage(CAPACITY)
     ahead, view = rb.view(prefetch=3, generator=seeded(1)), rb.view(sampler=ranked())
@@ -164,7 +161,7 @@ def test_rows_that_come_as_a_whole_are_those_of_all_views() -> None:
 # -- checkpoints ------------------------------------------------------------------------------------------------------
 
 
-def test_a_checkpoint_of_other_views_raises_and_changes_nothing() -> None:
+def test_a_checkpoint_of_other_views_raises_and_changes_nothing():
     rb = buffer()
     views = [rb.view(sampler=ranked())]
     rb.extend(numbered(0, 5))
@@ -184,7 +181,7 @@ def test_a_checkpoint_of_other_views_raises_and_changes_nothing() -> None:
 # -- life of a view ---------------------------------------------------------------------------------------------------
 
 
-def test_conditional_updates_and_limited_calls_through_a_view() -> None:
+def test_conditional_updates_and_limited_calls_through_a_view():
     rb = buffer(rate_limiter=RateLimiter(samples_per_insert=1.0, min_size_to_sample=2, error_buffer=6.0))
     view = rb.view(sampler=ranked())
     rb.extend(numbered(0, 6))
@@ -204,7 +201,7 @@ def test_conditional_updates_and_limited_calls_through_a_view() -> None:
 
 
 @pytest.mark.usefixtures("needs_native")
-def test_what_a_view_cannot_do(tmp_path: Path) -> None:
+def test_what_a_view_cannot_do(tmp_path):
     generator, sampler = seeded(), ranked()
     rb = buffer(generator=generator)
     view = rb.view(sampler=sampler)
@@ -248,7 +245,7 @@ def test_what_a_view_cannot_do(tmp_path: Path) -> None:
     assert len(rb._engine.store.readers) == 2
 
 
-def test_a_write_that_a_view_cannot_follow_changes_nothing() -> None:
+def test_a_write_that_a_view_cannot_follow_changes_nothing():
     rb = buffer()
     view = rb.view(sampler=ranked(4))
     rb.extend(numbered(0, 3))

@@ -15,7 +15,6 @@ from ostinato import LazyTensorStorage, PrioritizedReplayBuffer, ReplayBuffer
 from tests.command import START, answer, facts, fails, run_here, run_process
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 pytest.importorskip("typer")
@@ -32,7 +31,7 @@ def saved(tmp_path: Path) -> Path:
     return tmp_path / "saved"
 
 
-def test_an_interrupt_ends_quietly(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_ends_quietly(saved, tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
 
     class Interrupted(io.StringIO):
@@ -44,7 +43,7 @@ def test_an_interrupt_ends_quietly(saved: Path, tmp_path: Path, monkeypatch: pyt
     assert (done.returncode, done.stderr) == (130, "")
 
 
-def test_a_pipe_that_is_closed_early_prints_no_traceback(saved: Path) -> None:
+def test_a_pipe_that_is_closed_early_prints_no_traceback(saved):
     command = f"{sys.executable} -W ignore -c '{START}' inspect --json {saved} | true"
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=120, check=False)
     assert "Traceback" not in done.stderr
@@ -53,7 +52,7 @@ def test_a_pipe_that_is_closed_early_prints_no_traceback(saved: Path) -> None:
 """Runs several commands in one process."""
 
 
-def test_output_that_is_no_terminal_has_no_colours_and_any_encoding(saved: Path) -> None:
+def test_output_that_is_no_terminal_has_no_colours_and_any_encoding(saved):
     nowhere = "no where" * 30
     commands = [["inspect", str(saved)], ["verify", str(saved)], ["--version"], ["--help"], ["inspect", nowhere]]
     start = f"""
@@ -75,7 +74,7 @@ for line in {commands!r}:
     assert "Traceback" not in done.stderr
 
 
-def test_errors_are_one_line_and_wrong_usage_exits_with_2(tmp_path: Path) -> None:
+def test_errors_are_one_line_and_wrong_usage_exits_with_2(tmp_path):
     pytest.importorskip("gymnasium")
     pytest.importorskip("matplotlib")
     for arguments in (("fly",), ("inspect",), ("demo", "--seed", "-1"), ("demo", "--steps", "many")):
@@ -91,7 +90,7 @@ def test_errors_are_one_line_and_wrong_usage_exits_with_2(tmp_path: Path) -> Non
         (tmp_path / name).rename(tmp_path / "file")
 
 
-def test_inspect_prints_every_field(saved: Path) -> None:
+def test_inspect_prints_every_field(saved):
     done = run_here("inspect", saved)
     lines = done.stdout.splitlines()
     assert lines[0] == str(saved)
@@ -108,7 +107,7 @@ def test_inspect_prints_every_field(saved: Path) -> None:
     assert (quick["verified"], quick["fields"][0]["mean"]) == (False, None), "it reads no data"
 
 
-def test_inspect_shows_priorities(tmp_path: Path) -> None:
+def test_inspect_shows_priorities(tmp_path):
     rb = PrioritizedReplayBuffer(alpha=0.6, beta=0.4, eps=0.0, storage=LazyTensorStorage(8))
     index = rb.extend({"a": torch.tensor([1.0, 2.0, 3.0, float("inf")])})
     rb.update_priority(index, [0.0, 1.0, 0.0, 3.0])
@@ -132,7 +131,7 @@ def flip_a_byte(saved: Path) -> Path:
     return file
 
 
-def test_a_damaged_file_is_one_red_line_and_exit_1(saved: Path) -> None:
+def test_a_damaged_file_is_one_red_line_and_exit_1(saved):
     file = flip_a_byte(saved)
     done = fails(1, file.name, "inspect", saved, FORCE_COLOR="1", TERM="xterm")
     assert done.stderr.startswith("\x1b[1;31merror: ")
@@ -152,9 +151,7 @@ def cut(path: Path) -> None:
     ],
     ids=["flipped", "missing", "manifest-cut", "manifest-missing"],
 )
-def test_verify_and_doctor_say_what_is_damaged_and_what_was_not_checked(
-    damage: Callable[[Path], object], damaged: str, intact: int, saved: Path
-) -> None:
+def test_verify_and_doctor_say_what_is_damaged_and_what_was_not_checked(damage, damaged, intact, saved):
     (data,) = saved.glob("*.bin")
     damage(saved)
     done = run_here("verify", saved)
@@ -194,7 +191,7 @@ COMMANDS = [
 ]
 
 
-def test_help_gives_an_example_and_fits_into_80_columns() -> None:
+def test_help_gives_an_example_and_fits_into_80_columns():
     for command in COMMANDS:
         wide, narrow = (run_here(*command.split(), "--help", COLUMNS=columns).stdout for columns in ("200", "80"))
         for word in ("Usage", "Example", f"ostinato {command}"):
@@ -206,9 +203,7 @@ def test_help_gives_an_example_and_fits_into_80_columns() -> None:
 @pytest.mark.parametrize(
     ("missing", "extra"), [("typer", "cli"), ("rich.table", "cli"), ("gymnasium", "demo"), ("matplotlib", "viz")]
 )
-def test_a_missing_extra_says_what_to_install(
-    missing: str, extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_extra_says_what_to_install(missing, extra, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, missing, None)
     if extra == "cli":
         for name in [name for name in sys.modules if name.startswith("ostinato.cli")]:

@@ -17,8 +17,6 @@ from tests.datasets import builders
 from tests.unit.viz.rollouts import store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tests.datasets.builders import Model
 
 pytest.importorskip("typer")
@@ -41,7 +39,7 @@ def _d4rl(folder: Path) -> Model:
 
 
 @pytest.mark.parametrize("make", [_lerobot, _d4rl])
-def test_inspect_and_sample_report_what_the_dataset_holds(make: Callable[[Path], Model], tmp_path: Path) -> None:
+def test_inspect_and_sample_report_what_the_dataset_holds(make, tmp_path):
     model = make(tmp_path)
     columns = {key if isinstance(key, str) else ".".join(key): value for key, value in model.columns.items()}
     found = answer("inspect", model.path)
@@ -84,7 +82,7 @@ def test_inspect_and_sample_report_what_the_dataset_holds(make: Callable[[Path],
     assert all(done.stdout.count(name) >= 2 for name in names), "statistics and rows"
 
 
-def test_commands_and_options_for_other_data_are_refused(tmp_path: Path) -> None:
+def test_commands_and_options_for_other_data_are_refused(tmp_path):
     path, other = _d4rl(tmp_path).path, "directories of trajectories"
     fails(1, "ostinato doctor", "verify", path)
     fails(1, "give --format lerobot, minari, hdf5", "convert", path, tmp_path / "new")
@@ -112,7 +110,7 @@ def saved(path: Path, **fields: torch.Tensor) -> Path:
     return path
 
 
-def test_convert_takes_checkpoints_and_says_what_is_missing(tmp_path: Path) -> None:
+def test_convert_takes_checkpoints_and_says_what_is_missing(tmp_path):
     pytest.importorskip("av")
     source, new, other = (
         saved(tmp_path / "buffer", observation=torch.arange(20.0)),
@@ -142,7 +140,7 @@ def test_convert_takes_checkpoints_and_says_what_is_missing(tmp_path: Path) -> N
     assert not other.exists()
 
 
-def test_convert_chooses_renames_and_replaces(tmp_path: Path) -> None:
+def test_convert_chooses_renames_and_replaces(tmp_path):
     pytest.importorskip("h5py")
     pytest.importorskip("minari")
     pair = torch.arange(40.0).reshape(20, 2)
@@ -192,7 +190,7 @@ def test_convert_chooses_renames_and_replaces(tmp_path: Path) -> None:
     fails(1, "overwrite", "convert", folder, tmp_path / "pt", "--format", "pt")
 
 
-def test_inspect_and_doctor_agree_on_rows_that_cannot_be_sampled(tmp_path: Path) -> None:
+def test_inspect_and_doctor_agree_on_rows_that_cannot_be_sampled(tmp_path):
     pytest.importorskip("h5py")
     builders.d4rl_hdf5(tmp_path / "d4rl", lengths=(500, 500), next_observations=False)
     rb = ReplayBuffer(storage=LazyTensorStorage(10))
@@ -212,7 +210,7 @@ def test_inspect_and_doctor_agree_on_rows_that_cannot_be_sampled(tmp_path: Path)
         assert f"({stored:,} stored; 1 stored row cannot be sampled: " in ostinato("doctor", tmp_path / name).stdout
 
 
-def test_checkpoints_and_the_trajectories_of_all_ranks_are_datasets_too(tmp_path: Path) -> None:
+def test_checkpoints_and_the_trajectories_of_all_ranks_are_datasets_too(tmp_path):
     found = answer("sample", saved(tmp_path / "buffer", observation=torch.arange(20)), "--num-samples", 5)
     assert (found["rows"], found["num_samples"]) == (20, 5)
     found = answer("inspect", Path(__file__).parents[2] / "data" / "torchrl_0_14" / "tree")

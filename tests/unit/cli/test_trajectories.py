@@ -25,7 +25,7 @@ def saved(tmp_path: Path) -> Path:
     return tmp_path / "saved"
 
 
-def test_sample_prints_keys_shapes_and_dtypes(saved: Path) -> None:
+def test_sample_prints_keys_shapes_and_dtypes(saved):
     done = ostinato("sample", "--load-path", saved, "--num-chunks", "10", "--cache-size", "10", "--enable-cache")
     assert done.returncode == 0
     lines = [line.split() for line in done.stdout.splitlines()]
@@ -35,7 +35,7 @@ def test_sample_prints_keys_shapes_and_dtypes(saved: Path) -> None:
     assert ["rewards", "float32", [1024, 1]] in report["keys"]
 
 
-def test_inspect_and_verify(saved: Path) -> None:
+def test_inspect_and_verify(saved):
     done = ostinato("inspect", saved)
     episodes = len(open_dataset(saved).episode_lengths)
     names = ("trajectories", "transitions", "steps x environments", "episodes", "models", "resumes exactly")
@@ -51,7 +51,7 @@ def test_inspect_and_verify(saved: Path) -> None:
     assert facts(ostinato("inspect", saved))["not in the index"] == "trajectory_9_stray.pt"
 
 
-def test_verify_names_each_damaged_file_and_exits_with_1(saved: Path) -> None:
+def test_verify_names_each_damaged_file_and_exits_with_1(saved):
     names = files(saved)
     data = bytearray((saved / names[0]).read_bytes())
     data[len(data) // 2] ^= 1  # one bit of a picture: sizes and headers still fit
@@ -73,7 +73,7 @@ def test_verify_names_each_damaged_file_and_exits_with_1(saved: Path) -> None:
     assert ostinato("verify", saved.parent / "nowhere").returncode == 1
 
 
-def test_pickles_without_a_checksum_are_not_checked_and_not_damaged(tmp_path: Path) -> None:
+def test_pickles_without_a_checksum_are_not_checked_and_not_damaged(tmp_path):
     path = tmp_path / "s"
     saving(path, 1, "pkl").close()
     (path / "ostinato_store.jsonl").unlink()  # as RLinf writes it
@@ -89,7 +89,7 @@ def test_pickles_without_a_checksum_are_not_checked_and_not_damaged(tmp_path: Pa
     fails(1, "give --allow-pickle", "sample", "--load-path", path)
 
 
-def test_merge_split_and_convert(saved: Path, tmp_path: Path) -> None:
+def test_merge_split_and_convert(saved, tmp_path):
     saved.rename(tmp_path / "rank_0")
     saving(tmp_path / "rank_1", 2).close()
     merged = answer("merge", "--source-path", tmp_path, "--save-path", tmp_path / "merged", "--copy")
@@ -106,7 +106,7 @@ def test_merge_split_and_convert(saved: Path, tmp_path: Path) -> None:
     assert answer("verify", tmp_path / "fast")["checksums"] == 2
 
 
-def test_names_from_files_cannot_command_the_terminal(tmp_path: Path) -> None:
+def test_names_from_files_cannot_command_the_terminal(tmp_path):
     evil = "\x1b]0;owned\x07\x1b[2J\u202ex[red]"
     with TrajectoryReplayBuffer(auto_save=True, auto_save_path=tmp_path / "s") as buffer:
         buffer.add_trajectories([Trajectory(rewards=torch.zeros(2, 1, 1), extra={evil: torch.zeros(2, 1, 1)})])
@@ -123,7 +123,7 @@ def test_names_from_files_cannot_command_the_terminal(tmp_path: Path) -> None:
     assert "\\x1b[2J\\u202ex[red]" in outputs[0].stdout
 
 
-def test_convert_takes_checkpoints_of_torchrl(tmp_path: Path, saved: Path) -> None:
+def test_convert_takes_checkpoints_of_torchrl(tmp_path, saved):
     ours = tmp_path / "ours"
     report = answer("convert", TORCHRL / "tree", ours)
     assert (report["rows"], report["capacity"], report["storage"]) == (4, 6, "LazyTensorStorage")
@@ -142,7 +142,7 @@ def test_convert_takes_checkpoints_of_torchrl(tmp_path: Path, saved: Path) -> No
     assert not (tmp_path / "wrong").exists()
 
 
-def test_wrong_usage_and_the_other_kind_of_directory(saved: Path, tmp_path: Path) -> None:
+def test_wrong_usage_and_the_other_kind_of_directory(saved, tmp_path):
     ReplayBuffer(storage=LazyTensorStorage(4)).dumps(tmp_path / "buffer")
     new = tmp_path / "new"
     table: list[Any] = [

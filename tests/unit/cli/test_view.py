@@ -26,7 +26,7 @@ def path(tmp_path: Path) -> Path:
     return store(tmp_path / "a")
 
 
-def test_one_picture_and_exit(path: Path, tmp_path: Path) -> None:
+def test_one_picture_and_exit(path, tmp_path):
     output = tmp_path / "one.png"
     for dashes in ("--replay_dir {} --save_image --no_display", "--replay-dir {} --save-image --no-display"):
         output.unlink(missing_ok=True)
@@ -39,9 +39,7 @@ def test_one_picture_and_exit(path: Path, tmp_path: Path) -> None:
     assert output.read_bytes() != first
 
 
-def test_the_prompt_reads_commands_until_the_end_of_input(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_prompt_reads_commands_until_the_end_of_input(path, tmp_path, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("n\nj 2\n"))
     done = ostinato("view", "--replay_dir", path, "--headless", "--output", tmp_path / "viz.png")
     assert (done.returncode, done.stderr) == (0, "")
@@ -54,7 +52,7 @@ def test_the_prompt_reads_commands_until_the_end_of_input(
     assert (tmp_path / "viz.png").exists()
 
 
-def test_options_that_exclude_each_other_are_usage_errors(path: Path) -> None:
+def test_options_that_exclude_each_other_are_usage_errors(path):
     for options, words in (
         ("--headless --web", "exclude each other"),
         ("--no-display", "needs --save-image"),
@@ -70,7 +68,7 @@ def test_options_that_exclude_each_other_are_usage_errors(path: Path) -> None:
         fails(2, words, "view", path, *options.split())
 
 
-def test_what_cannot_be_read_is_one_line(tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_read_is_one_line(tmp_path, path, monkeypatch):
     (tmp_path / "empty").mkdir()
     pytest.importorskip("matplotlib").use("agg")
     for words, *arguments in (
@@ -94,7 +92,7 @@ def test_what_cannot_be_read_is_one_line(tmp_path: Path, path: Path, monkeypatch
     assert TrajectoryFolder(".").title.startswith("a, 3 trajectories")
 
 
-def test_plot_and_view_of_a_checkpoint(tmp_path: Path, path: Path) -> None:
+def test_plot_and_view_of_a_checkpoint(tmp_path, path):
     rb = ReplayBuffer(storage=LazyTensorStorage(10))
     rb.extend({"obs": torch.rand(5, 2), "done": torch.tensor([0, 0, 1, 0, 1]).bool(), "reward": torch.rand(5)})
     rb.dumps(tmp_path / "ck")
@@ -112,7 +110,7 @@ def test_plot_and_view_of_a_checkpoint(tmp_path: Path, path: Path) -> None:
         assert output.read_bytes() == before
 
 
-def test_a_port_in_use_is_an_error(path: Path) -> None:
+def test_a_port_in_use_is_an_error(path):
     import socket
 
     pytest.importorskip("uvicorn")

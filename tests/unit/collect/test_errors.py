@@ -67,12 +67,12 @@ BUFFERS: list[Any] = [
 
 
 @pytest.mark.parametrize(("made", "options", "message"), BUFFERS)
-def test_a_buffer_that_would_mix_episodes_raises_at_once(made: Any, options: Any, message: str) -> None:
+def test_a_buffer_that_would_mix_episodes_raises_at_once(made, options, message):
     with pytest.raises(OptionError, match=message):
         VectorEnvRecorder(buffer(**made), **{"num_envs": 2, "autoreset_mode": "SAME_STEP", **options})
 
 
-def test_a_capacity_below_the_windows_raises_with_the_numbers() -> None:
+def test_a_capacity_below_the_windows_raises_with_the_numbers():
     unit, episodes = SequenceUnit(8, burn_in=2), Episodes(**ONE_EACH)
     for ndim, fits, options, span in (
         (1, 40, {"sample_unit": unit, "episodes": episodes}, 10),
@@ -85,7 +85,7 @@ def test_a_capacity_below_the_windows_raises_with_the_numbers() -> None:
             VectorEnvRecorder(buffer(fits - 1, ndim, **options), 4, "SAME_STEP")
 
 
-def test_another_sampler_and_another_number_of_environments_raise() -> None:
+def test_another_sampler_and_another_number_of_environments_raise():
     rb = buffer(ndim=2)
     step(begun(rb))
     with pytest.raises(OptionError, match=r"the storage has 2 environment\(s\), got num_envs=3"):
@@ -99,7 +99,7 @@ def test_another_sampler_and_another_number_of_environments_raise() -> None:
     assert len(rb) == 2
 
 
-def test_other_buffers_and_environments_without_a_mode_raise() -> None:
+def test_other_buffers_and_environments_without_a_mode_raise():
     with pytest.raises(KindError):
         VectorEnvRecorder([], 2, "SAME_STEP")  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="ListStorage does not take: use LazyTensorStorage"):
@@ -133,7 +133,7 @@ CALLS: list[Any] = [
 
 
 @pytest.mark.parametrize(("changed", "kind", "message"), CALLS)
-def test_a_bad_step_changes_nothing(changed: dict[str, Any], kind: type[Exception], message: str) -> None:
+def test_a_bad_step_changes_nothing(changed, kind, message):
     rb = buffer(ndim=1 + len(changed) % 2)
     steps = begun(rb)
     for first in (True, False):
@@ -144,7 +144,7 @@ def test_a_bad_step_changes_nothing(changed: dict[str, Any], kind: type[Exceptio
     assert rb.storage.read("obs").reshape(-1, 3)[:, 0].tolist() == [0, 0, 1, 1]
 
 
-def test_steps_need_a_reset_of_all_first() -> None:
+def test_steps_need_a_reset_of_all_first():
     steps = VectorEnvRecorder(buffer(), 2, "DISABLED")
     with pytest.raises(UsageError):
         step(steps)
@@ -163,7 +163,7 @@ def test_steps_need_a_reset_of_all_first() -> None:
     step(steps)
 
 
-def test_results_of_another_mode_raise() -> None:
+def test_results_of_another_mode_raise():
     rb = buffer()
     steps = begun(rb, "NEXT_STEP")
     with pytest.raises(UsageError, match="is autoreset_mode 'SAME_STEP'"):
@@ -174,7 +174,7 @@ def test_results_of_another_mode_raise() -> None:
     assert len(rb) == 2
 
 
-def test_final_observations_in_each_format() -> None:
+def test_final_observations_in_each_format():
     """A dict of arrays, an array of dicts, tensors, and the older name."""
     last = [{"a": np.full(3, 5.0)}, {"a": np.full(3, 6.0)}]
     forms = [
@@ -192,7 +192,7 @@ def test_final_observations_in_each_format() -> None:
         assert rb[:]["a"][:, 0].tolist() == [0, 0, 1, 1], "the next episode begins with what the step returned"
 
 
-def test_names_of_fields() -> None:
+def test_names_of_fields():
     steps = VectorEnvRecorder(buffer(), 2, "SAME_STEP", keys={"obs": "o"})
     steps.reset({"a": np.zeros(2)})
     with pytest.raises(OptionError, match="the entries of a dict observation are fields with their own names"):

@@ -72,7 +72,7 @@ def stored(rb: ReplayBuffer, layout: str) -> list[list[Transition]]:
 
 
 @pytest.mark.parametrize(("mode", "layout", "ndim"), CASES)
-def test_rows_are_what_really_happened(mode: str, layout: str, ndim: int) -> None:
+def test_rows_are_what_really_happened(mode, layout, ndim):
     """Also in a ring that wraps, where environments reuse their memory, and where observations are stored once."""
     actions = actions_for(COUNT, ENVS)
     truth = log(ENVS, mode, actions)
@@ -90,7 +90,7 @@ def test_rows_are_what_really_happened(mode: str, layout: str, ndim: int) -> Non
 
 
 @pytest.mark.parametrize(("mode", "ndim"), list(product(MODES, [1, 2])))
-def test_dict_observations_more_fields_and_indices(mode: str, ndim: int) -> None:
+def test_dict_observations_more_fields_and_indices(mode, ndim):
     rb, env = buffer(mode, "ted", ndim), make(ENVS, mode, nested=True)
     steps = VectorEnvRecorder.for_env(rb, env, keys={"action": "a"}, reward_dtype=torch.float64)
     assert repr(steps) == f"VectorEnvRecorder(num_envs=3, autoreset_mode='{mode}', layout='ted')"
@@ -120,7 +120,7 @@ def test_dict_observations_more_fields_and_indices(mode: str, ndim: int) -> None
 
 @pytest.mark.parametrize("ndim", [1, 2])
 @pytest.mark.parametrize("mode", MODES)
-def test_an_episode_that_reset_breaks_off_does_not_go_on(mode: str, ndim: int) -> None:
+def test_an_episode_that_reset_breaks_off_does_not_go_on(mode, ndim):
     rb = buffer(mode, "flat", ndim, sample_unit=NStep(9, 1.0))
     env, steps = make(ENVS, mode), VectorEnvRecorder(rb, ENVS, mode)
     for _ in range(2):
@@ -131,7 +131,7 @@ def test_an_episode_that_reset_breaks_off_does_not_go_on(mode: str, ndim: int) -
 
 
 @pytest.mark.parametrize("ndim", [1, 2])
-def test_a_buffer_that_was_loaded_does_not_go_on_with_its_old_episodes(ndim: int) -> None:
+def test_a_buffer_that_was_loaded_does_not_go_on_with_its_old_episodes(ndim):
     old, action = buffer("SAME_STEP", "flat", ndim, 15), np.zeros(ENVS, np.int64)
     env = make(ENVS, "SAME_STEP")
     steps = VectorEnvRecorder(old, ENVS, "SAME_STEP")

@@ -40,7 +40,7 @@ def write(handle: CollectorBuffer, first: int, pipe: Any) -> None:
 
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_rows_of_processes_arrive_once_and_errors_go_back(method: str) -> None:
+def test_rows_of_processes_arrive_once_and_errors_go_back(method):
     if method not in multiprocessing.get_all_start_methods():
         pytest.skip(f"this system cannot {method}")
     rb = private()
@@ -68,7 +68,7 @@ def die_after(handle: CollectorBuffer) -> None:
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="this system has no SIGKILL")
-def test_a_worker_that_is_killed_blocks_nobody() -> None:
+def test_a_worker_that_is_killed_blocks_nobody():
     rb = private()
     before = threading.active_count()
     with for_collector(rb) as handle:
@@ -94,7 +94,7 @@ def write_twice(handle: CollectorBuffer, pipe: Any) -> None:
         pipe.send(str(error))
 
 
-def test_calls_after_close_raise_in_the_worker() -> None:
+def test_calls_after_close_raise_in_the_worker():
     rb = private()
     handle = for_collector(rb)
     mine, other = multiprocessing.get_context("fork").Pipe()
@@ -112,7 +112,7 @@ def test_calls_after_close_raise_in_the_worker() -> None:
     assert len(rb) == 0
 
 
-def test_what_the_handle_does_not_do() -> None:
+def test_what_the_handle_does_not_do():
     with for_collector(private()) as handle:
         assert handle.shared
         assert handle.share() is handle

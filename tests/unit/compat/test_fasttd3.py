@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -14,9 +14,6 @@ from ostinato.compat.fasttd3 import HolosomaReplayBuffer, SimpleReplayBuffer
 from ostinato.errors import EmptyBufferError, KeyMissingError, OptionError, SchemaError
 
 from .test_skrl import GAMMA, Log
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 tensordict = pytest.importorskip("tensordict")
 
@@ -65,7 +62,7 @@ def drawn(batch: Any) -> dict[float, tuple[float, ...]]:
 
 @pytest.mark.parametrize("mode", ["plain", "asymmetric", "playground"])
 @given(st.integers(0, 10**6), st.integers(1, 14), st.integers(1, 4))
-def test_transitions_end_with_their_episode_and_at_the_newest_row(mode: str, seed: int, steps: int, n: int) -> None:
+def test_transitions_end_with_their_episode_and_at_the_newest_row(mode, seed, steps, n):
     options: dict[str, Any] = {"asymmetric_obs": mode != "plain", "playground_mode": mode == "playground"}
     buffer, log = SimpleReplayBuffer(ENVS, SIZE, 2, 1, 3, n_steps=n, gamma=GAMMA, **options), Log(seed, steps, ENVS)
     fill(buffer, log)
@@ -79,7 +76,7 @@ def test_transitions_end_with_their_episode_and_at_the_newest_row(mode: str, see
     assert ("critic_observations" in batch) == (mode != "plain")
 
 
-def test_the_buffer_is_saved_whole(tmp_path: Path) -> None:
+def test_the_buffer_is_saved_whole(tmp_path):
     buffer, again = (HolosomaReplayBuffer(ENVS, SIZE, 2, 1, 3, n_steps=3, gamma=GAMMA) for _ in range(2))
     log = Log(3, 8, ENVS)
     fill(buffer, log)
@@ -88,7 +85,7 @@ def test_the_buffer_is_saved_whole(tmp_path: Path) -> None:
     assert drawn(again.sample(150)) == transitions(log, 3)
 
 
-def test_wrong_calls_raise_and_change_nothing() -> None:
+def test_wrong_calls_raise_and_change_nothing():
     buffer, row = SimpleReplayBuffer(ENVS, SIZE, 2, 1, 3), as_step(Log(0, 1, ENVS).rows[0])
     with pytest.raises(EmptyBufferError):
         buffer.sample(1)

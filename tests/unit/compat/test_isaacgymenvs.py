@@ -39,7 +39,7 @@ def ids(batch: dict[str, torch.Tensor]) -> list[int]:
         st.tuples(st.sampled_from(["store", "sample", "reset"]), st.integers(1, 25)), min_size=1, max_size=12
     ),
 )
-def test_it_is_a_ring_whose_passes_give_each_slot_once(size: int, script: list[tuple[str, int]]) -> None:
+def test_it_is_a_ring_whose_passes_give_each_slot_once(size, script):
     buffer = ReplayBuffer(size, CPU)
     held: dict[int, int] = {}
     total, drawn = 0, set[int]()
@@ -61,7 +61,7 @@ def test_it_is_a_ring_whose_passes_give_each_slot_once(size: int, script: list[t
         assert buffer.get_buffer_size() == size
 
 
-def test_draws_are_shuffled_copies_that_follow_torchs_generator() -> None:
+def test_draws_are_shuffled_copies_that_follow_torchs_generator():
     orders = []
     for seed in (3, 3, 4):
         with torch.random.fork_rng(devices=[]):
@@ -76,7 +76,7 @@ def test_draws_are_shuffled_copies_that_follow_torchs_generator() -> None:
     assert orders[0][:20] != orders[0][20:40]
 
 
-def test_errors_change_nothing() -> None:
+def test_errors_change_nothing():
     buffer, empty = ReplayBuffer(10, CPU), ReplayBuffer(10, CPU)
     good = rows(0, 3)
     wrong: list[tuple[Any, type[Exception], str]] = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
@@ -13,9 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.compat.lerobot import ReplayBuffer, random_shift
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CAMERA, PLACE = "observation.images.top", "observation.state"
 KINDS = ("on", "on", "on", "done", "late", "left out")
@@ -51,7 +48,7 @@ def check(batch: Any, log: dict[int, tuple[int, bool, bool]], rows: int) -> None
 
 
 @given(st.lists(st.sampled_from(KINDS), min_size=1, max_size=20))
-def test_each_row_has_the_state_that_came_after_it(kinds: list[str]) -> None:
+def test_each_row_has_the_state_that_came_after_it(kinds):
     buffer = ReplayBuffer(6, "cpu", optimize_memory=True)
     log = fill(buffer, kinds)
     assert (len(buffer), buffer.size, buffer.position) == (min(len(kinds), 6),) * 2 + (len(kinds) % 6,)
@@ -59,7 +56,7 @@ def test_each_row_has_the_state_that_came_after_it(kinds: list[str]) -> None:
 
 
 @pytest.mark.parametrize("ahead", [True, False])
-def test_iterators_and_checkpoints_go_on(tmp_path: Path, *, ahead: bool) -> None:
+def test_iterators_and_checkpoints_go_on(tmp_path, *, ahead):
     buffer, again = ReplayBuffer(6, "cpu"), ReplayBuffer(6, "cpu")
     log = fill(buffer, [*KINDS] * 2)
     batches = buffer.get_iterator(5, async_prefetch=ahead)
@@ -73,7 +70,7 @@ def test_iterators_and_checkpoints_go_on(tmp_path: Path, *, ahead: bool) -> None
     assert again._rows["info", "cost"].isnan().sum() == 1
 
 
-def test_datasets_become_transitions_that_end_with_their_episodes() -> None:
+def test_datasets_become_transitions_that_end_with_their_episodes():
     frames = [
         {PLACE: show(i)[PLACE][0].float(), "action": torch.tensor([i], device="cpu"), "episode_index": i // 3,
          "next.reward": torch.tensor([i / 2], device="cpu"), "next.done": torch.tensor([i == 2], device="cpu"),
@@ -90,7 +87,7 @@ def test_datasets_become_transitions_that_end_with_their_episodes() -> None:
             ReplayBuffer.from_lerobot_dataset(frames, "cpu", **options)
 
 
-def test_transitions_are_written_to_a_dataset_the_oldest_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transitions_are_written_to_a_dataset_the_oldest_first(monkeypatch):
     module = MagicMock()
     monkeypatch.setitem(sys.modules, "lerobot.datasets", module)
     buffer = ReplayBuffer(3, "cpu")
@@ -106,7 +103,7 @@ def test_transitions_are_written_to_a_dataset_the_oldest_first(monkeypatch: pyte
     }  # fmt: skip
 
 
-def test_images_may_be_stored_as_bytes_and_are_shifted() -> None:
+def test_images_may_be_stored_as_bytes_and_are_shifted():
     values = torch.rand(1, 3, 8, 8, device="cpu").mul(255).round() / 255
     buffer = ReplayBuffer(4, "cpu", use_drq=False, image_dtype=torch.uint8)
     buffer.add({CAMERA: values}, values, 0, {CAMERA: values}, done=True, truncated=False)
@@ -117,7 +114,7 @@ def test_images_may_be_stored_as_bytes_and_are_shifted() -> None:
     assert wanted == set(values[0, 0, 3:6, 3:6].flatten().tolist())
 
 
-def test_wrong_calls_raise_what_lerobot_raises() -> None:
+def test_wrong_calls_raise_what_lerobot_raises():
     buffer, one = ReplayBuffer(4, "cpu"), torch.ones(1, 1, device="cpu")
     for call in (partial(buffer.sample, 1), partial(next, buffer.get_iterator(2))):
         with pytest.raises(RuntimeError):

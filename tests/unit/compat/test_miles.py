@@ -53,7 +53,7 @@ def numbers(*inputs: Any) -> list[int]:
     return [each.prompt_group[0].tokens[0] for each in inputs]
 
 
-def test_groups_come_back_whole_and_in_order_and_those_not_used_go_to_the_handler(tmp_path: Path) -> None:
+def test_groups_come_back_whole_and_in_order_and_those_not_used_go_to_the_handler(tmp_path):
     unused: list[Any] = []
 
     async def loop() -> None:
@@ -79,7 +79,7 @@ def test_groups_come_back_whole_and_in_order_and_those_not_used_go_to_the_handle
     asyncio.run(loop())
 
 
-def test_a_restart_hands_out_what_was_not_trained_and_nothing_else(tmp_path: Path) -> None:
+def test_a_restart_hands_out_what_was_not_trained_and_nothing_else(tmp_path):
     async def first() -> None:
         buffer = opened(tmp_path, [])
         for number in range(4):

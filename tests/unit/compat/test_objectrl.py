@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import resource
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -27,10 +27,6 @@ from ostinato.errors import (
 )
 
 from ..buffers.refusals import raises
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 CPU = torch.device("cpu")
 
@@ -60,7 +56,7 @@ def filled(count: int, size: int = 10) -> ReplayBuffer:
 
 
 @given(size=st.integers(1, 8), script=st.lists(st.integers(0, 12), min_size=1, max_size=6))
-def test_it_is_a_ring(size: int, script: list[int]) -> None:
+def test_it_is_a_ring(size, script):
     """0 adds a single row, other numbers batches."""
     buffer, model, total = ReplayBuffer(CPU, CPU, size), dict[int, int](), 0
     for count in script:
@@ -76,7 +72,7 @@ def test_it_is_a_ring(size: int, script: list[int]) -> None:
         assert ids(buffer.sample_all()) == [model[slot] for slot in range(len(model))]
 
 
-def test_setting_sizes_and_resetting() -> None:
+def test_setting_sizes_and_resetting():
     buffer = filled(13)
     buffer.buffer_size = 4  # keeps the newest rows
     assert (ids(buffer.sample_all()), buffer.pointer, buffer.buffer_size) == ([9, 10, 11, 12], 0, 4)
@@ -96,7 +92,7 @@ def test_setting_sizes_and_resetting() -> None:
     assert len(buffer) == 4
 
 
-def test_setting_the_pointer_moves_the_next_write(tmp_path: Path) -> None:
+def test_setting_the_pointer_moves_the_next_write(tmp_path):
     buffer, other = filled(5), filled(0)
     buffer.pointer = 2
     buffer.add_batch(rows(20, 2))
@@ -121,7 +117,7 @@ class _Cycle:
 
 
 @pytest.mark.parametrize("told", [False, True])
-def test_a_write_that_fails_is_tried_again_after_garbage_collection(told: bool) -> None:
+def test_a_write_that_fails_is_tried_again_after_garbage_collection(told):
     buffer, other = (ReplayBuffer(CPU, CPU, 1000, print_gc_warning=told) for _ in range(2))
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     gc.disable()
@@ -147,7 +143,7 @@ def test_a_write_that_fails_is_tried_again_after_garbage_collection(told: bool) 
 
 
 @given(count=st.integers(1, 12), batch=st.integers(1, 15), epochs=st.integers(1, 3))
-def test_epochs_give_every_row_once_and_as_many_batches_as_announced(count: int, batch: int, epochs: int) -> None:
+def test_epochs_give_every_row_once_and_as_many_batches_as_announced(count, batch, epochs):
     buffer = filled(count, 12)
     steps = buffer.get_steps_and_iterator(n_epochs=epochs, max_iter=7, batch_size=batch)
     assert steps == epochs * buffer.calculate_num_batches(batch)
@@ -161,7 +157,7 @@ def test_epochs_give_every_row_once_and_as_many_batches_as_announced(count: int,
         assert {len(one) for one in batches[:-1]} <= {batch}
 
 
-def test_an_iterator_shares_its_epochs_with_next_batch_and_ends_with_its_rows() -> None:
+def test_an_iterator_shares_its_epochs_with_next_batch_and_ends_with_its_rows():
     buffer = filled(9, 12)
     iterator = buffer.create_epoch_iterator(batch_size=3)
     drawn = ids(next(iterator)) + ids(buffer.get_next_batch(1))
@@ -185,7 +181,7 @@ def test_an_iterator_shares_its_epochs_with_next_batch_and_ends_with_its_rows() 
 # -- reading -------------------------------------------------------------------------------------------------
 
 
-def test_reads_by_index_are_copies() -> None:
+def test_reads_by_index_are_copies():
     buffer = filled(6)
     many: list[Any] = [[4, 0, 0, -1], torch.tensor([4, 0, 0, 5]), torch.tensor([4, 0, 0, 5]).int()]
     for indices in many:
@@ -210,7 +206,7 @@ def test_reads_by_index_are_copies() -> None:
     assert buffer.sample_by_index_fields([0], ["id"]).device == torch.device("meta")  # type: ignore[union-attr]
 
 
-def test_errors_change_nothing() -> None:
+def test_errors_change_nothing():
     empty, buffer = filled(0), filled(6)
     meta = torch.device("meta")
     two = rows(0, 2)

@@ -26,7 +26,7 @@ def original_save(path: Path, **numbers: int) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 7, 13])
-def test_experience_comes_back(tmp_path: Path, count: int) -> None:
+def test_experience_comes_back(tmp_path, count):
     saved = filled(count)
     for buffer in (filled(4), saved):
         buffer.save(str(tmp_path / "deep" / "buffer"))
@@ -45,7 +45,7 @@ def test_experience_comes_back(tmp_path: Path, count: int) -> None:
     assert ids(saved.sample_all()) == ids(other.sample_all())
 
 
-def test_metadata_without_experience(tmp_path: Path) -> None:
+def test_metadata_without_experience(tmp_path):
     path = tmp_path / "buffer"
     original_save(path, buffer_size=20, data_size=9, pointer=9)
     empty = filled(0)
@@ -69,7 +69,7 @@ def test_metadata_without_experience(tmp_path: Path) -> None:
     assert ids(other.sample_all()) == [0, 1, 2]
 
 
-def test_saves_that_contradict_themselves_or_are_damaged_change_nothing(tmp_path: Path) -> None:
+def test_saves_that_contradict_themselves_or_are_damaged_change_nothing(tmp_path):
     path, other = tmp_path / "buffer", filled(2)
     filled(7).save(path)
     for numbers in ({"data_size": 8}, {"pointer": 2}, {"buffer_size": 20}):
@@ -118,9 +118,7 @@ class _Attack:
     ],
     ids=range(10),
 )
-def test_invalid_metadata_raises_and_is_never_executed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: Any, error: type[Exception]
-) -> None:
+def test_invalid_metadata_raises_and_is_never_executed(tmp_path, monkeypatch, content, error):
     monkeypatch.chdir(tmp_path)
     if isinstance(content, bytes):
         Path("buffer.metadata").write_bytes(content)
@@ -149,7 +147,7 @@ for round in range(1, 10_000):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL")
 @pytest.mark.slow
-def test_a_killed_save_leaves_a_whole_one(tmp_path: Path) -> None:
+def test_a_killed_save_leaves_a_whole_one(tmp_path):
     """What was reported saved, or the save after it, comes back; metadata and experience never disagree."""
     for attempt in range(6):
         path = tmp_path / str(attempt) / "buffer"

@@ -180,9 +180,7 @@ def make(name: str, size: int, n_envs: int, **options: Any) -> ReplayBuffer:
     handle=st.booleans(),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_every_row_is_the_one_in_the_log(
-    name: str, n_envs: int, fits: int, steps: int, n: int | None, handle: bool, seed: int
-) -> None:
+def test_every_row_is_the_one_in_the_log(name, n_envs, fits, steps, n, handle, seed):
     torch.manual_seed(seed)
     space, rollout = SPACES[name], Rollout(seed, n_envs, steps, cuts=True)
     options = {} if n is None else {"n_steps": n, "gamma": GAMMA}
@@ -210,7 +208,7 @@ def by_action(samples: Any) -> dict[float, list[float]]:
 
 
 @pytest.mark.parametrize("name", ["plain", "dict"])
-def test_it_holds_normalized_what_the_hosts_own_buffer_holds(name: str) -> None:
+def test_it_holds_normalized_what_the_hosts_own_buffer_holds(name):
     """Rewards are clipped each by itself before they are added up; `clip_reward` is so low that it matters."""
     set_random_seed(0)
     space, rollout, nested = SPACES[name], Rollout(2, 3, 37), name == "dict"
@@ -267,7 +265,7 @@ class Count(Env[Any, Any]):
 # -- the host's manners ----------------------------------------------------------------------------------------
 
 
-def test_saved_and_loaded_through_an_algorithm(tmp_path: Any) -> None:
+def test_saved_and_loaded_through_an_algorithm(tmp_path):
     """Also where the host would refuse `optimize_memory_usage`, and marks the last row as terminal for its own sake."""
     options = {"n_steps": 2, "gamma": 0.99}
 
@@ -313,9 +311,7 @@ def test_saved_and_loaded_through_an_algorithm(tmp_path: Any) -> None:
     ],
     ids=["ends", "resets"],
 )
-def test_returns_where_arrays_are_written_over_after_add(
-    steps: list[tuple[float, float, bool]], n: int, wanted: set[float]
-) -> None:
+def test_returns_where_arrays_are_written_over_after_add(steps, n, wanted):
     """Environments may fill the same arrays again and again."""
     buffer = make("plain", 10, 1, n_steps=n, gamma=GAMMA)
     now, after = np.zeros((1, 3), np.float32), np.zeros((1, 3), np.float32)
@@ -325,7 +321,7 @@ def test_returns_where_arrays_are_written_over_after_add(
     assert sorted({round(x, 2) for x in buffer.sample(200).rewards[:, 0].tolist()}) == pytest.approx(sorted(wanted))
 
 
-def test_priorities_decide_what_is_drawn() -> None:
+def test_priorities_decide_what_is_drawn():
     rollout = Rollout(8, 2, 6)
     buffer = make("plain", 20, 2, n_steps=2, gamma=GAMMA, sampler=partial(PrioritizedSampler, 20, 1.0, 1.0))
     rollout.fill(buffer, PLAIN)
@@ -350,7 +346,7 @@ def test_priorities_decide_what_is_drawn() -> None:
 # -- errors, resets, pickles -------------------------------------------------------------------------------------------
 
 
-def test_errors_change_nothing() -> None:
+def test_errors_change_nothing():
     wrong: list[tuple[str, Any]] = [
         ("n_steps", 3),
         ("n_steps", 0),
@@ -389,7 +385,7 @@ def test_errors_change_nothing() -> None:
         assert row[0] == rollout.truth(now, 2, 2)[0]
 
 
-def test_reset_extend_info_and_pickles() -> None:
+def test_reset_extend_info_and_pickles():
     buffer = make("plain", 30, 3, n_steps=3, gamma=GAMMA)
     Rollout(0, 3, 14).fill(buffer, PLAIN)
     buffer.reset()
@@ -413,7 +409,7 @@ def test_reset_extend_info_and_pickles() -> None:
     assert (buffer.size(), buffer.pos) == (10, 1)
 
 
-def test_an_import_without_stable_baselines3_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_import_without_stable_baselines3_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "stable_baselines3.common.buffers", None)
     monkeypatch.delitem(sys.modules, "ostinato.compat.sb3")
     with pytest.raises(MissingExtraError, match=r"pip install 'ostinato\[sb3\]'"):
@@ -421,7 +417,7 @@ def test_an_import_without_stable_baselines3_names_the_extra(monkeypatch: pytest
 
 
 @pytest.mark.parametrize(("algorithm", "env"), [(DQN, "CartPole-v1"), (SAC, "Pendulum-v1"), (TD3, "Pendulum-v1")])
-def test_priorities_become_td_errors(algorithm: Any, env: str) -> None:
+def test_priorities_become_td_errors(algorithm, env):
     options: dict[str, Any] = {
         "policy_kwargs": {"net_arch": [8]}, "buffer_size": 100, "learning_starts": 20, "train_freq": 4, "seed": 0,
     }  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 import pytest
 import torch
@@ -13,9 +13,6 @@ from hypothesis import strategies as st
 from ostinato import PrioritizedSampler
 from ostinato.compat.skrl import RandomMemory
 from ostinato.errors import EmptyBufferError, KeyMissingError, OptionError, UsageError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 GAMMA = 0.5
 FLAGS = ("terminated", "truncated")
@@ -66,13 +63,13 @@ class Log:
     st.integers(0, 10**6), st.integers(1, 3), st.integers(4, 20), st.integers(1, 3), st.booleans(), st.integers(0, 4)
 )
 def test_sequences_are_rows_of_one_episode_that_follow_each_other(
-    seed: int,
-    num_envs: int,
-    steps: int,
-    length: int,
-    replacement: bool,
-    early: int,
-) -> None:
+    seed,
+    num_envs,
+    steps,
+    length,
+    replacement,
+    early,
+):
     log, memory = Log(seed, steps, num_envs), make(6, num_envs, replacement=replacement)
     log.fill(memory, 0, early)
     if length > 1 and early:
@@ -103,9 +100,7 @@ def test_sequences_are_rows_of_one_episode_that_follow_each_other(
 
 @pytest.mark.parametrize("flags", [FLAGS, ("terminated",)])
 @given(st.integers(0, 10**6), st.integers(1, 3), st.integers(1, 20), st.integers(1, 4))
-def test_n_step_transitions_end_with_their_episode_and_at_the_newest_row(
-    flags: tuple[str, ...], seed: int, num_envs: int, steps: int, n: int
-) -> None:
+def test_n_step_transitions_end_with_their_episode_and_at_the_newest_row(flags, seed, num_envs, steps, n):
     """Also where the agent stores no time limits: the next observation is not the one that follows."""
     log, memory = Log(seed, steps, num_envs), make(6, num_envs, flags=flags, n_steps=n, discount_factor=GAMMA)
     log.fill(memory)
@@ -120,7 +115,7 @@ def test_n_step_transitions_end_with_their_episode_and_at_the_newest_row(
         assert discounts[i] == GAMMA ** len(rows)
 
 
-def test_sequences_may_continue_in_the_next_episode() -> None:
+def test_sequences_may_continue_in_the_next_episode():
     log, memory = Log(3, 9, 1), make(6, cross_episodes=True)
     log.fill(memory)
     found: Any = memory.sample(["observations"], batch_size=9, sequence_length=4)[0][0]
@@ -128,7 +123,7 @@ def test_sequences_may_continue_in_the_next_episode() -> None:
     assert sorted(found.view(-1, 4).tolist()) == [rows[i : i + 4] for i in range(3)]
 
 
-def test_priorities_follow_the_last_sample() -> None:
+def test_priorities_follow_the_last_sample():
     memory = make(sampler=partial(PrioritizedSampler, 6, alpha=1.0, beta=1.0, eps=0.0))
     Log(0, 6, 1).fill(memory)
     found: Any = memory.sample(["rewards", "priority_weight"], batch_size=64)[0]
@@ -141,7 +136,7 @@ def test_priorities_follow_the_last_sample() -> None:
     memory.sample(["rewards"], batch_size=2, sequence_length=2)  # sequences have priorities of their own
 
 
-def test_rows_come_by_step_by_part_and_by_several_steps() -> None:
+def test_rows_come_by_step_by_part_and_by_several_steps():
     parts: Any = RandomMemory(memory_size=2, num_envs=3, device="cpu")
     parts.create_tensor("x", size=1)
     parts.create_tensor("n", size=(1, 2), dtype=torch.int32, keep_dimensions=True)
@@ -168,7 +163,7 @@ def test_rows_come_by_step_by_part_and_by_several_steps() -> None:
 
 
 @pytest.mark.parametrize("form", ["pt", "npz", "csv"])
-def test_a_full_ring_is_exported_before_rows_are_replaced(tmp_path: Path, form: Literal["pt", "npz", "csv"]) -> None:
+def test_a_full_ring_is_exported_before_rows_are_replaced(tmp_path, form):
     memory, other, log = make(4, export=True, export_format=form, export_directory=str(tmp_path)), make(4), Log(1, 9, 1)
     log.fill(memory)
     memory.save(str(tmp_path), format=form)
@@ -188,7 +183,7 @@ def test_a_full_ring_is_exported_before_rows_are_replaced(tmp_path: Path, form: 
         other.load(str(first))
 
 
-def test_wrong_calls_raise_what_skrl_raises(tmp_path: Path) -> None:
+def test_wrong_calls_raise_what_skrl_raises(tmp_path):
     memory, one = make(), torch.ones(1, 1, device="cpu")
     for call in (
         partial(make, export_format="zip"),
@@ -216,7 +211,7 @@ def test_wrong_calls_raise_what_skrl_raises(tmp_path: Path) -> None:
             late()
 
 
-def test_sizes_of_spaces() -> None:
+def test_sizes_of_spaces():
     spaces = pytest.importorskip("gymnasium.spaces")
     memory = RandomMemory(memory_size=1, device="cpu")
     both = spaces.Tuple((spaces.Discrete(5), spaces.MultiDiscrete([2, 3])))

@@ -70,7 +70,7 @@ NOTES = {
 
 
 @pytest.mark.parametrize("name", DIRECTORIES)
-def test_rows_cursor_draws_and_notes(name: str, tmp_path: Path) -> None:
+def test_rows_cursor_draws_and_notes(name, tmp_path):
     want = EXPECTED[name]
     for scratch_dir in (None, tmp_path / "rows"):
         with warnings.catch_warnings(record=True) as caught:
@@ -89,7 +89,7 @@ def test_rows_cursor_draws_and_notes(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["prioritized", "uniform"])
-def test_priorities_are_theirs(name: str) -> None:
+def test_priorities_are_theirs(name):
     want, rb = EXPECTED[name], load(name)
     assert isinstance(rb.sampler, PrioritizedSampler)
     assert rb.sampler.state_dict()["values"].tolist() == want["values"]
@@ -106,7 +106,7 @@ def test_priorities_are_theirs(name: str) -> None:
     assert before[2:].tolist() == after[2:].tolist()
 
 
-def test_a_pass_goes_on() -> None:
+def test_a_pass_goes_on():
     rb = load("epochs")
     assert isinstance(rb.sampler, SamplerWithoutReplacement)
     assert rb.sampler.drop_last
@@ -122,7 +122,7 @@ class Bomb:
         return os.mkdir, (str(Path.cwd() / "executed"),)
 
 
-def test_what_is_left_out_is_told_and_nothing_is_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_left_out_is_told_and_nothing_is_executed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     home = copy_of("mapped", tmp_path)
     (home / "storage" / "old.memmap").write_bytes(b"anything")
@@ -145,7 +145,7 @@ def test_what_is_left_out_is_told_and_nothing_is_executed(tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize("key", ["../../secret", "/etc/passwd", "..", "a\\b", "", "a\0b", "x" * 300])
-def test_paths_outside_the_directory_raise(key: str, tmp_path: Path) -> None:
+def test_paths_outside_the_directory_raise(key, tmp_path):
     (tmp_path / "secret.memmap").write_bytes(b"\0" * 32)
     leaf = {"dtype": "torch.float32", "shape": [8]}
     changes: list[tuple[str, str, dict[str, Any]]] = [
@@ -193,9 +193,7 @@ def _field(entry: Any) -> tuple[str, dict[str, Any], str]:
         ("sampler/sampler_metadata.json", {"_alpha": 1e-9}, "too large for alpha"),
     ],
 )
-def test_metadata_that_contradict_the_files_raise(
-    file: str, change: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+def test_metadata_that_contradict_the_files_raise(file, change, message, tmp_path):
     home = copy_of("prioritized", tmp_path)
     edit(home / file, change)
     with pytest.raises(CheckpointError, match=message) as raised:
@@ -203,7 +201,7 @@ def test_metadata_that_contradict_the_files_raise(
     assert isinstance(raised.value, DamagedFileError) or "obs" not in change
 
 
-def test_other_samplers_and_directories_raise(tmp_path: Path) -> None:
+def test_other_samplers_and_directories_raise(tmp_path):
     home = copy_of("ring", tmp_path)
     (home / "sampler").mkdir()
     (home / "sampler" / "consuming_sampler.pt").write_bytes(b"x")
@@ -221,7 +219,7 @@ def test_other_samplers_and_directories_raise(tmp_path: Path) -> None:
         convert_checkpoint(DATA / "ring", home)
 
 
-def test_list_storage(tmp_path: Path) -> None:
+def test_list_storage(tmp_path):
     want = EXPECTED["list.pt"]
     rb = load("list.pt")
     assert type(rb) is TensorDictReplayBuffer
@@ -251,7 +249,7 @@ def _listed(items: Any, cursor: Any = 0, **more: Any) -> dict[str, Any]:
     return {"_storage": {"_storage": items}, "_writer": {"_cursor": cursor}, **more}
 
 
-def test_list_states(tmp_path: Path) -> None:
+def test_list_states(tmp_path):
     path, ones = tmp_path / "list.pt", torch.ones(1)
     wrong = [
         _listed([1], 2),
@@ -278,7 +276,7 @@ def test_list_states(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["prioritized", "lanes", "flat"])
-def test_damaged_bytes_raise_or_are_harmless(name: str, tmp_path: Path) -> None:
+def test_damaged_bytes_raise_or_are_harmless(name, tmp_path):
     """Flips, cuts and splices in every file: an error of ours, or a buffer that works."""
     rng = random.Random(name)
     home = copy_of(name, tmp_path)
@@ -299,7 +297,7 @@ def test_damaged_bytes_raise_or_are_harmless(name: str, tmp_path: Path) -> None:
     assert refused > 15
 
 
-def test_text_comes_along(tmp_path: Path) -> None:
+def test_text_comes_along(tmp_path):
     data = pytest.importorskip("torchrl.data")
     theirs = data.TensorDictReplayBuffer(storage=data.LazyTensorStorage(4), batch_size=2)
     rows = {"prompt": ["a", "\u00e4"], "meta": NonTensorData({"k": [1, None]}, batch_size=[2]), "x": torch.arange(2)}
@@ -314,7 +312,7 @@ def test_text_comes_along(tmp_path: Path) -> None:
         load(tmp_path / "there")
 
 
-def test_links_fifos_missing_files_and_bad_priorities_raise(tmp_path: Path) -> None:
+def test_links_fifos_missing_files_and_bad_priorities_raise(tmp_path):
     home = copy_of("prioritized", tmp_path)
     for place in ("storage", "storage/next", "storage/obs.memmap", "storage/meta.json", "sampler", "writer"):
         (home / place).rename(tmp_path / "away")
@@ -338,7 +336,7 @@ def test_links_fifos_missing_files_and_bad_priorities_raise(tmp_path: Path) -> N
             load_checkpoint(home)
 
 
-def test_options(tmp_path: Path) -> None:
+def test_options(tmp_path):
     wrong: list[tuple[str, dict[str, Any], str]] = [
         ("ring", {"ndim": 2}, "holds a storage with ndim=1, got ndim=2"),
         ("lanes", {"ndim": 1}, "ndim=2, got ndim=1"),

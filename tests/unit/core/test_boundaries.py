@@ -12,7 +12,7 @@ from ostinato.errors import KindError, UsageError
 from ..buffers.refusals import refuses
 
 
-def test_forms_of_the_cursor_and_errors() -> None:
+def test_forms_of_the_cursor_and_errors():
     rows = torch.zeros(5, dtype=torch.bool)
     cursors: list[Any] = [2, torch.tensor([0, 1, 2]), torch.tensor(2), range(3)]
     for cursor in cursors:

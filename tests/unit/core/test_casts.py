@@ -119,7 +119,7 @@ def buffer(stored: torch.dtype, rows: int = 1) -> ReplayBuffer:
 
 
 @pytest.mark.parametrize("source", DTYPES, ids=str)
-def test_each_pair_of_dtypes_does_what_is_documented(source: torch.dtype) -> None:
+def test_each_pair_of_dtypes_does_what_is_documented(source):
     """Each value in one kind of data, and those that do the same as a batch; where none is read, dtypes decide."""
     assert {pair: rule(*pair) for pair in documented()} == documented()
     for stored in set(DTYPES) - {source}:
@@ -173,7 +173,7 @@ CASES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("entrance", ENTRANCES)
-def test_each_entrance_casts_by_the_table(entrance: str) -> None:
+def test_each_entrance_casts_by_the_table(entrance):
     for stored, value, wanted in CASES.values():
         rb, write = buffer(stored, 2), ENTRANCES[entrance]
         before = (rb[:]["x"].clone(), rb.write_count)
@@ -187,7 +187,7 @@ def test_each_entrance_casts_by_the_table(entrance: str) -> None:
         assert done(functools.partial(write, rb, value)) == ("silent" if wanted == "warns" else wanted), "warned once"
 
 
-def test_rows_of_a_list_may_mix_kinds_and_dtypes() -> None:
+def test_rows_of_a_list_may_mix_kinds_and_dtypes():
     rb = ring(20, batch_size=2)
     rb.extend({"r": torch.zeros(1), "n": torch.zeros(1, dtype=torch.int64)})
     rows: list[Any] = [
@@ -208,7 +208,7 @@ def test_rows_of_a_list_may_mix_kinds_and_dtypes() -> None:
     assert wide[1:]["n"].tolist() == [2**64 - 1] * 2
 
 
-def test_numbers_that_no_stored_dtype_has_raise_with_what_was_given_and_what_to_do() -> None:
+def test_numbers_that_no_stored_dtype_has_raise_with_what_was_given_and_what_to_do():
     for stored in (torch.int64, torch.int8, torch.bool, torch.float32):
         for value in (2**63, 10**400):
             with pytest.raises(SchemaError, match=r"field 'x' must be \w+, got a Python int of \d+ bits"):
@@ -228,7 +228,7 @@ def test_numbers_that_no_stored_dtype_has_raise_with_what_was_given_and_what_to_
     )
 
 
-def test_the_warning_names_field_dtypes_and_the_line_that_wrote() -> None:
+def test_the_warning_names_field_dtypes_and_the_line_that_wrote():
     rb = TensorDictReplayBuffer(storage=LazyTensorStorage(8), batch_size=2)
     half = torch.zeros(2, dtype=torch.float16)
     rb.extend(TensorDict({"n": {"x": half}, "y": half}, [2]))

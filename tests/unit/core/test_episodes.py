@@ -144,7 +144,7 @@ def check_counts(table: EpisodeTable, model: Model) -> None:
 
 @examples(1)
 @given(history=histories())
-def test_tables_know_what_a_list_of_all_rows_knows(history: tuple[int, int, int, list[Any]]) -> None:
+def test_tables_know_what_a_list_of_all_rows_knows(history):
     """Tables of both kinds, and halfway a copy of each in the other kind; all have one state."""
     capacity, lanes, start, written = history
     tables, model = [make(kind, capacity, lanes) for kind in KINDS], Model(capacity, lanes, start)
@@ -176,7 +176,7 @@ def copied(source: EpisodeTable, kind: Kind) -> EpisodeTable:
 
 
 @kinds
-def test_an_endless_episode_and_streams_that_are_over_take_no_memory(kind: Kind) -> None:
+def test_an_endless_episode_and_streams_that_are_over_take_no_memory(kind):
     """One episode, many wraps; then a thousand ids that never end, 50 at a time in the ring."""
     for step in (7, 1000):
         table, cursor, sizes = make(kind, 64), 0, []
@@ -196,7 +196,7 @@ def test_an_endless_episode_and_streams_that_are_over_take_no_memory(kind: Kind)
 
 
 @kinds
-def test_what_does_not_fit_is_refused_and_changes_nothing(kind: Kind) -> None:
+def test_what_does_not_fit_is_refused_and_changes_nothing(kind):
     table = make(kind, 8, 2)
     table.record(Run(0, 4, 8), torch.tensor([False, False, True, False]))
     before, flags = plain_state(table), torch.zeros(2, dtype=torch.bool)
@@ -217,7 +217,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(kind: Kind) -> None:
 
 
 @kinds
-def test_bad_questions_are_refused(kind: Kind) -> None:
+def test_bad_questions_are_refused(kind):
     table, at = make(kind, 8), integers([0])
     table.record(Run(0, 4, 8), None)
     starts = table.starts(5)
@@ -267,7 +267,7 @@ def damages(state: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 @kinds
-def test_a_damaged_state_is_refused_and_changes_nothing(kind: Kind) -> None:
+def test_a_damaged_state_is_refused_and_changes_nothing(kind):
     table = make(kind, 8, 2)
     table.record(Run(0, 2, 8), torch.tensor([True, False]))
     table.record(Run(2, 6, 8), torch.tensor([False, False, True, False, False, False]))
@@ -286,7 +286,7 @@ def test_a_damaged_state_is_refused_and_changes_nothing(kind: Kind) -> None:
 
 
 @kinds
-def test_lists_of_slots_are_no_longer_than_the_ring(kind: Kind) -> None:
+def test_lists_of_slots_are_no_longer_than_the_ring(kind):
     even, by_row, uneven = make(kind, 400, 4), make(kind, 400, 4), make(kind, 400, 4)
     even.record(Run(0, 400, 400), None)
     random = torch.Generator().manual_seed(0)

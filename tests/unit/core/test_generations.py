@@ -10,7 +10,7 @@ from ostinato.core.ring import Ring
 
 
 @pytest.mark.parametrize("edited", [False, True])
-def test_rows_that_could_not_be_stored_are_taken_back(edited: bool) -> None:
+def test_rows_that_could_not_be_stored_are_taken_back(edited):
     ring = Ring(4)
     ring.record(Run(0, 2, 4))
     if edited:
@@ -27,7 +27,7 @@ def test_rows_that_could_not_be_stored_are_taken_back(edited: bool) -> None:
     assert found[2:] == [serial + 2, serial + 3]
 
 
-def test_rows_that_the_writer_dropped_count_as_written() -> None:
+def test_rows_that_the_writer_dropped_count_as_written():
     ring = Ring(4)
     ring.record(Picks(torch.tensor([1]), torch.tensor([0]), torch.tensor([1, -1, -1])))
     assert (ring.written, ring.rows) == (3, 2)

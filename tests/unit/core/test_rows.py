@@ -41,7 +41,7 @@ trees = st.recursive(
 
 
 @given(data=trees)
-def test_any_tree_is_flattened_built_again_saved_and_stacked(data: Any) -> None:
+def test_any_tree_is_flattened_built_again_saved_and_stacked(data):
     schema = describe(data, 1)
     flat = schema.flatten(data, None, 1)
     assert flat.batch == (4,)
@@ -80,7 +80,7 @@ HOSTILE: list[Any] = [
 ]
 
 
-def test_hostile_schemas_are_refused_and_nothing_is_imported() -> None:
+def test_hostile_schemas_are_refused_and_nothing_is_imported():
     for case in HOSTILE:
         with pytest.raises(CheckpointError):
             Schema.from_json(case)
@@ -93,7 +93,7 @@ def test_hostile_schemas_are_refused_and_nothing_is_imported() -> None:
         describe({(1, 2): torch.zeros(2)}, 1).to_json()
 
 
-def test_rows_are_nested_up_to_100_deep() -> None:
+def test_rows_are_nested_up_to_100_deep():
     deep: Any = 1
     for _ in range(101):
         deep = [deep]

@@ -41,5 +41,5 @@ assert all(type(one).__name__ == "TensorDict" for one in made)
 """
 
 
-def test_threads_wait_for_each_others_import() -> None:
+def test_threads_wait_for_each_others_import():
     subprocess.run([sys.executable, "-c", SCRIPT], check=True)

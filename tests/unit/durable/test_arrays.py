@@ -63,7 +63,7 @@ def layouts(shape: tuple[int, ...], dtype: torch.dtype, layout: str, seed: int) 
     seed=st.integers(0, 100),
 )
 @examples(1.5)
-def test_round_trip(name: str, shape: tuple[int, ...], layout: str, staging: int, seed: int) -> None:
+def test_round_trip(name, shape, layout, staging, seed):
     source = layouts(shape, DTYPES[name], layout, seed)
     dest = layouts(shape, DTYPES[name], "contiguous" if layout == "expanded" else layout, seed + 1)
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
@@ -83,7 +83,7 @@ def test_round_trip(name: str, shape: tuple[int, ...], layout: str, staging: int
 
 
 @pytest.mark.filterwarnings("ignore:torch.quantize")
-def test_what_cannot_be_saved_or_read_raises_and_leaves_files_alone(tmp_path: Path) -> None:
+def test_what_cannot_be_saved_or_read_raises_and_leaves_files_alone(tmp_path):
     tensors = (
         torch.eye(3).to_sparse(),
         torch.empty(3, device="meta"),
@@ -103,7 +103,7 @@ def test_what_cannot_be_saved_or_read_raises_and_leaves_files_alone(tmp_path: Pa
             read_arrays(tmp_path, [(record, dest)])
 
 
-def test_damage_is_named_by_file_and_offset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damage_is_named_by_file_and_offset(tmp_path, monkeypatch):
     monkeypatch.setattr(arrays, "BLOCK_BYTES", SMALL_BLOCK)
     record = write_array(tmp_path, "a.bin", torch.zeros(3 * SMALL_BLOCK, dtype=torch.uint8))
     strided = torch.zeros(2, 3 * SMALL_BLOCK, dtype=torch.uint8).t()[:, 0]
@@ -118,7 +118,7 @@ def test_damage_is_named_by_file_and_offset(tmp_path: Path, monkeypatch: pytest.
         assert read_array(tmp_path, record, verify=False).sum() == 1
 
 
-def test_what_is_no_file_of_the_recorded_size_is_refused(tmp_path: Path) -> None:
+def test_what_is_no_file_of_the_recorded_size_is_refused(tmp_path):
     path = tmp_path / "a.bin"
     record = write_array(tmp_path, "a.bin", torch.zeros(100, dtype=torch.uint8))
     mapped = open_mapped(tmp_path, record)
@@ -163,7 +163,7 @@ WRONG: list[Any] = [
 ]
 
 
-def test_records_are_checked_field_by_field() -> None:
+def test_records_are_checked_field_by_field():
     for change, message in WRONG:
         changed = {"files": [{**GOLDEN_FILE, **change}]} if change.keys() <= GOLDEN_FILE.keys() else change
         with pytest.raises(DamagedFileError, match=rf"obs.*{message}"):
@@ -181,7 +181,7 @@ def test_records_are_checked_field_by_field() -> None:
             ArrayRecord.from_json({**column, **changes}, where="obs", arrays=rows)
 
 
-def test_fingerprints_find_every_changed_row_and_few_others() -> None:
+def test_fingerprints_find_every_changed_row_and_few_others():
     for before, after in ((1000, 1000), (1000, 3000), (3000, 1000)):
         old, new = (torch.arange(rows * 100).view(rows, 100) for rows in (before, after))
         edited = {0, 500, min(before, after) - 1}
@@ -192,7 +192,7 @@ def test_fingerprints_find_every_changed_row_and_few_others() -> None:
         assert len(found) < 600 + max(0, after - before)
 
 
-def test_a_table_of_rows_must_fit_its_file(tmp_path: Path) -> None:
+def test_a_table_of_rows_must_fit_its_file(tmp_path):
     runs = np.array([[0, 1], [2, 1]], dtype=np.int64)
     nbytes = place(runs, 8).nbytes
     assert check_runs(runs, tmp_path, rows=3, row_bytes=8, nbytes=nbytes).nbytes == nbytes

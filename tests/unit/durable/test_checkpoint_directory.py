@@ -38,7 +38,7 @@ def listing(path: Path) -> dict[str, bytes]:
     return {entry.name: entry.read_bytes() for entry in path.iterdir() if entry.is_file()}
 
 
-def test_everything_comes_back(tmp_path: Path) -> None:
+def test_everything_comes_back(tmp_path):
     state: dict[str, Any] = {
         "cursor": 3,
         "big": torch.arange(100_000),
@@ -76,7 +76,7 @@ def test_everything_comes_back(tmp_path: Path) -> None:
         reader.read("x")
 
 
-def test_foreign_files_beside_a_checkpoint_stay(tmp_path: Path) -> None:
+def test_foreign_files_beside_a_checkpoint_stay(tmp_path):
     path = tmp_path / "a"
     save(path, 1)
     mine = ["notes.txt", "weights.bin", "obs.0123.bin", "obs.0123456789abcdeF.bin"]
@@ -91,9 +91,7 @@ def test_foreign_files_beside_a_checkpoint_stay(tmp_path: Path) -> None:
     assert (path / "link.0123456789abcdef.bin").is_symlink()
 
 
-def test_a_save_that_is_given_up_leaves_the_old_state_byte_for_byte(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_save_that_is_given_up_leaves_the_old_state_byte_for_byte(tmp_path, monkeypatch):
     path = tmp_path / "a"
     with CheckpointWriter(path / "b", format_name="example") as writer:  # without commit
         writer.add_array("obs", torch.zeros(100))
@@ -119,9 +117,7 @@ def test_a_save_that_is_given_up_leaves_the_old_state_byte_for_byte(
     assert listing(path) == before
 
 
-def test_an_error_after_the_manifest_was_replaced_keeps_the_new_state(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_after_the_manifest_was_replaced_keeps_the_new_state(tmp_path, monkeypatch):
     path = tmp_path / "a"
     save(path, 1)
     calls = []
@@ -138,7 +134,7 @@ def test_an_error_after_the_manifest_was_replaced_keeps_the_new_state(
     assert len(listing(path)) == 2
 
 
-def test_all_files_are_on_the_disk_when_a_save_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_files_are_on_the_disk_when_a_save_returns(tmp_path, monkeypatch):
     synced, fsync = set[int](), os.fsync
 
     def note(fd: int) -> None:
@@ -153,7 +149,7 @@ def test_all_files_are_on_the_disk_when_a_save_returns(tmp_path: Path, monkeypat
         assert {path.stat().st_ino for path in (tmp_path / "a").iterdir()} <= synced
 
 
-def test_writers_are_used_inside_their_block_with_names_that_are_allowed(tmp_path: Path) -> None:
+def test_writers_are_used_inside_their_block_with_names_that_are_allowed(tmp_path):
     writer, zeros = CheckpointWriter(tmp_path / "a", format_name="example"), torch.zeros(1)
     with pytest.raises(UsageError):
         writer.add_array("obs", zeros)
@@ -170,7 +166,7 @@ def test_writers_are_used_inside_their_block_with_names_that_are_allowed(tmp_pat
                 call()
 
 
-def test_targets_that_are_refused(tmp_path: Path) -> None:
+def test_targets_that_are_refused(tmp_path):
     (tmp_path / "file").write_bytes(b"x")
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "thesis.tex").write_bytes(b"x")
@@ -195,7 +191,7 @@ def test_targets_that_are_refused(tmp_path: Path) -> None:
     assert {str(p): p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
 
 
-def test_one_saver_at_a_time(tmp_path: Path) -> None:
+def test_one_saver_at_a_time(tmp_path):
     path = tmp_path / "a"
     with CheckpointWriter(path, format_name="example") as first:
         with (
@@ -209,7 +205,7 @@ def test_one_saver_at_a_time(tmp_path: Path) -> None:
     assert load(path) == 8
 
 
-def test_opening_while_somebody_saves_opens_the_newer_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_opening_while_somebody_saves_opens_the_newer_one(tmp_path, monkeypatch):
     path = tmp_path / "a"
     save(path, 1)
     check = arrays.check_sizes
@@ -224,7 +220,7 @@ def test_opening_while_somebody_saves_opens_the_newer_one(tmp_path: Path, monkey
     assert load(path) == 2
 
 
-def test_lines_without_an_end(tmp_path: Path) -> None:
+def test_lines_without_an_end(tmp_path):
     path = tmp_path / "a"
     with CheckpointWriter(path, format_name="example") as writer:
         writer.add_values("good", [1, 2])

@@ -6,7 +6,7 @@ import bz2
 import sys
 import threading
 import zlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from tests.unit.buffers.refusals import refuses
@@ -24,7 +24,7 @@ ALL = ["zlib", pytest.param("zstd", marks=pytest.mark.skipif(not has_zstd(), rea
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_bytes_come_back_and_others_are_refused(name: Any) -> None:
+def test_bytes_come_back_and_others_are_refused(name):
     codec = find_codec(name)
     for data in (b"", b"a", b"\0" * 100_000, bytes(range(256)) * 40):
         blob = codec.encode(memoryview(bytearray(data)))
@@ -38,7 +38,7 @@ def test_bytes_come_back_and_others_are_refused(name: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ALL[:2])
-def test_damaged_bytes_raise_and_bombs_are_not_decompressed(name: Any) -> None:
+def test_damaged_bytes_raise_and_bombs_are_not_decompressed(name):
     codec = find_codec(name)
     with pytest.raises(DamagedFileError):
         codec.decode(b"no stream of any codec", 100)
@@ -49,7 +49,7 @@ def test_damaged_bytes_raise_and_bombs_are_not_decompressed(name: Any) -> None:
         codec.decode(bomb, 10)
 
 
-def test_wrong_options_raise() -> None:
+def test_wrong_options_raise():
     refuses(
         {
             OptionError: {
@@ -65,7 +65,7 @@ def test_wrong_options_raise() -> None:
     )
 
 
-def test_zstd_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_zstd_names_its_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, codecs._ZSTD_MODULE, None)
     with pytest.raises(MissingExtraError, match=r"ostinato\[zstd\]"):
         ZstdCodec()
@@ -74,7 +74,7 @@ def test_zstd_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
         find_codec("auto", 19)
 
 
-def test_threads_keep_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_keep_the_order(monkeypatch):
     monkeypatch.setattr(codecs, "_MOST_THREADS", 3)
     seen: set[int] = set()
     together = threading.Barrier(3, timeout=20)

@@ -14,9 +14,7 @@ from ostinato.errors import DamagedFileError, StorageMemoryError
 
 
 @pytest.mark.parametrize("step", ["sync_fd", "write_all"])
-def test_atomic_write_that_fails_leaves_the_old_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
+def test_atomic_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch, step):
     path = tmp_path / "a.json"
     atomic_write(path, b"old")
 
@@ -30,7 +28,7 @@ def test_atomic_write_that_fails_leaves_the_old_file(
     assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
 
 
-def test_order_of_syncs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_order_of_syncs(tmp_path, monkeypatch):
     events: list[str] = []
     monkeypatch.setattr(files, "sync_fd", lambda _: events.append("sync file"))
     monkeypatch.setattr(files, "fsync_dir", lambda _: events.append("sync directory"))
@@ -45,7 +43,7 @@ def test_order_of_syncs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert events == ["sync file", "replace", "sync directory"]
 
 
-def test_names_stay_inside(tmp_path: Path) -> None:
+def test_names_stay_inside(tmp_path):
     for name in ("obs.0123456789abcdef.bin", "a/b.bin", "x+y-z_1"):
         assert safe_join(tmp_path, name) == tmp_path / name
     wrong = ["", "/etc/passwd", "..", "../a", "a/../b", "a//b", "a/", ".", ".a", "a\\b", "C:a", "a\0b", "a\n", "\u00e4"]
@@ -55,7 +53,7 @@ def test_names_stay_inside(tmp_path: Path) -> None:
         str(caught.value).encode()  # a message can be printed whatever the name was
 
 
-def test_reserve_takes_the_space(tmp_path: Path) -> None:
+def test_reserve_takes_the_space(tmp_path):
     path = tmp_path / "a"
     reserve(path, 1_000_000)
     assert path.stat().st_size == 1_000_000
@@ -69,7 +67,7 @@ def test_reserve_takes_the_space(tmp_path: Path) -> None:
     assert (tmp_path / "empty").stat().st_size == 0
 
 
-def test_reserve_on_a_full_disk_gives_back_what_it_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reserve_on_a_full_disk_gives_back_what_it_took(tmp_path, monkeypatch):
     path = tmp_path / "a"
     path.write_bytes(b"x" * 10)
     for code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
@@ -86,7 +84,7 @@ def test_reserve_on_a_full_disk_gives_back_what_it_took(tmp_path: Path, monkeypa
         assert not (tmp_path / "new").exists()
 
 
-def test_fsync_dir_passes_real_errors_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fsync_dir_passes_real_errors_on(tmp_path, monkeypatch):
     fsync_dir(tmp_path)
 
     def fail(code: int) -> None:
@@ -102,7 +100,7 @@ def test_fsync_dir_passes_real_errors_on(tmp_path: Path, monkeypatch: pytest.Mon
         fsync_dir(tmp_path)
 
 
-def test_a_new_directory_takes_the_place_of_whatever_is_there(tmp_path: Path) -> None:
+def test_a_new_directory_takes_the_place_of_whatever_is_there(tmp_path):
     for name in ("empty", "target", "full"):
         (tmp_path / name).mkdir()
     (tmp_path / "full" / "old").touch()

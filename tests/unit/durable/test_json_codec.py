@@ -78,7 +78,7 @@ values = st.recursive(
 
 @given(values, st.integers(0, 16))
 @examples(0.5)
-def test_round_trip(value: Any, inline_bytes: int) -> None:
+def test_round_trip(value, inline_bytes):
     assert same(through_json(value), value)
     stored: dict[str, Tensor] = {}
 
@@ -89,7 +89,7 @@ def test_round_trip(value: Any, inline_bytes: int) -> None:
     assert same(through_json(value, store=store, inline_bytes=inline_bytes, load=stored.__getitem__), value)
 
 
-def test_only_larger_ones_are_stored_apart() -> None:
+def test_only_larger_ones_are_stored_apart():
     stored: list[Tensor] = []
 
     def store(tensor: Tensor, _: str) -> str:
@@ -101,7 +101,7 @@ def test_only_larger_ones_are_stored_apart() -> None:
     assert [len(t) for t in stored] == [65537] * 3
 
 
-def test_the_json_is_the_documented_one() -> None:
+def test_the_json_is_the_documented_one():
     """That of plain numbers, bytes, tuples and dicts is checked on the page itself."""
     value = {
         "inf": -math.inf,
@@ -143,7 +143,7 @@ REFUSED = [
 ]
 
 
-def test_anything_else_is_refused_and_named() -> None:
+def test_anything_else_is_refused_and_named():
     for value, kind in REFUSED:
         with pytest.raises(CheckpointError, match=rf"^sampler\['a'\]\[1\] is a .*{kind}"):
             encode({"a": [0, value]}, where="sampler")
@@ -151,7 +151,7 @@ def test_anything_else_is_refused_and_named() -> None:
         encode({"a": torch.eye(2).to_sparse()})
 
 
-def test_depth_limit_both_ways() -> None:
+def test_depth_limit_both_ways():
     value: Any = 1
     for _ in range(64):
         value = [value]
@@ -196,13 +196,13 @@ DAMAGED: list[Any] = [
 ]
 
 
-def test_damaged_nodes() -> None:
+def test_damaged_nodes():
     for node in DAMAGED:
         with pytest.raises(DamagedFileError, match=r"^state\['a'\].* is damaged:"):
             decode({"a": node})
 
 
-def test_an_array_stored_apart_must_fit() -> None:
+def test_an_array_stored_apart_must_fit():
     for apart in (torch.zeros(3), torch.zeros(2, dtype=torch.int32)):
         with pytest.raises(DamagedFileError):
             decode({"$tensor": {"dtype": "float32", "shape": [2], "array": "x"}}, load={"x": apart}.__getitem__)

@@ -33,7 +33,7 @@ def signed(node: dict[str, Any]) -> str:
     return json.dumps({**head, "body": node["body"]}, separators=(",", ":"))
 
 
-def test_golden_bytes(tmp_path: Path) -> None:
+def test_golden_bytes(tmp_path):
     write_manifest(tmp_path, BODY, format_name="example")
     assert (tmp_path / "manifest.json").read_bytes() == GOLDEN
     assert FORMAT_VERSION == (1, 4)
@@ -46,7 +46,7 @@ def test_golden_bytes(tmp_path: Path) -> None:
         read_manifest(tmp_path, format_name="other")
 
 
-def test_what_is_not_json_is_refused_and_the_old_manifest_stays(tmp_path: Path) -> None:
+def test_what_is_not_json_is_refused_and_the_old_manifest_stays(tmp_path):
     write_manifest(tmp_path, BODY, format_name="example")
     loop: dict[str, Any] = {}
     loop["self"] = loop
@@ -59,7 +59,7 @@ def test_what_is_not_json_is_refused_and_the_old_manifest_stays(tmp_path: Path) 
     assert read_manifest(tmp_path, format_name="example").body == BODY
 
 
-def test_size_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_size_limits(tmp_path, monkeypatch):
     assert MAX_MANIFEST_BYTES == 64 * 2**20
     write_manifest(tmp_path, {"a": "x" * 1000}, format_name="example")
     monkeypatch.setattr(manifest, "MAX_MANIFEST_BYTES", 500)
@@ -69,7 +69,7 @@ def test_size_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         read_manifest(tmp_path, format_name="example")
 
 
-def test_versions(tmp_path: Path) -> None:
+def test_versions(tmp_path):
     node: dict[str, Any] = {"format": "example", "version": [1, 7], "body": {}}
     write_text(tmp_path, signed(node))
     assert read_manifest(tmp_path, format_name="example").version == (1, 7)
@@ -107,7 +107,7 @@ DAMAGED = [
 VERSIONS: list[Any] = [None, 1, "1.0", [1], [1, 0, 0], [1.0, 0], [True, 0], [1, -1]]
 
 
-def test_damaged_text(tmp_path: Path) -> None:
+def test_damaged_text(tmp_path):
     node = {"format": "example", "checksum": "", "body": {}}
     versions = [json.dumps({**node, "version": version}).encode() for version in VERSIONS]
     for text in DAMAGED + versions:

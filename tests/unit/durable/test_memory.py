@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import TYPE_CHECKING
 
 import pytest
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MEMORY = """
 import resource, sys
@@ -37,6 +33,6 @@ for half in (table[:, 3:11], table.view(16, -1).t(), table):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="the module resource is missing")
-def test_saving_and_loading_take_little_memory(tmp_path: Path) -> None:
+def test_saving_and_loading_take_little_memory(tmp_path):
     """Contiguous or not: strided rows, columns, and a whole table."""
     subprocess.run([sys.executable, "-W", "ignore", "-c", MEMORY, tmp_path / "a"], timeout=120, check=True)

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import TYPE_CHECKING
 
 import pytest
 from tests.unit.trajectories.rollouts import ids_on_disk
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PROGRAM = """
 import os, pathlib, sys, torch
@@ -38,7 +34,7 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
-def test_a_program_may_just_end(tmp_path: Path) -> None:
+def test_a_program_may_just_end(tmp_path):
     subprocess.run([sys.executable, "-c", PROGRAM, tmp_path], timeout=240, check=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["kept", "rollouts"]
     assert ids_on_disk(tmp_path / "rollouts") == [0, 1, 2]

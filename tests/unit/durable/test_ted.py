@@ -32,7 +32,7 @@ def hook(shift: int, *, full: bool) -> TED2Flat:
     return made
 
 
-def test_dicts_and_more_than_one_dimension_of_environments_come_back() -> None:
+def test_dicts_and_more_than_one_dimension_of_environments_come_back():
     whole = episodes(6)
     assert TED2Flat()(whole)["obs"][:, 0].tolist() == [0, 1, 2, -2, 3, 4, 5, 5.5]
     for rows in (whole, torch.stack([whole] * 6, 1).reshape(6, 2, 3)):
@@ -49,7 +49,7 @@ def changed(rows: TensorDict, key: Any, value: Any, step: int | None = None) -> 
     return other
 
 
-def test_rows_that_would_not_come_back_and_bad_input_are_refused() -> None:
+def test_rows_that_would_not_come_back_and_bad_input_are_refused():
     rows = episodes(6)
     broken = changed(rows, ("next", "obs"), -1.0, 1)  # as after n-step sums
     hook(1, full=False)(broken)  # of rows never written nothing is asked
@@ -80,7 +80,7 @@ def test_rows_that_would_not_come_back_and_bad_input_are_refused() -> None:
     )
 
 
-def test_damage_is_refused() -> None:
+def test_damage_is_refused():
     flat = TED2Flat()(episodes(4))
     damages: list[Any] = [
         ({"done": torch.zeros(4)}, "takes the TensorDict"),

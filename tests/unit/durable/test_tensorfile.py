@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zipfile
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,10 +21,6 @@ from ostinato.durable.manifest import Journal, read_lines, write_lines
 from ostinato.durable.tensorfile import flatten, read_header, read_tree, write_tree
 from ostinato.errors import CheckpointError, DamagedFileError, KindError, OptionError, OstinatoError
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-
 NOT_IN_SAFETENSORS = {"complex32", "complex128", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"}
 
 
@@ -40,7 +36,7 @@ def example() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("form", ["pt", "safetensors", "pkl"])
-def test_what_is_written_comes_back(tmp_path: Path, form: str) -> None:
+def test_what_is_written_comes_back(tmp_path, form):
     header, _ = write_tree(tmp_path / "f", example(), form, sync=True)
     assert [path.name for path in tmp_path.iterdir()] == ["f"]
     same_state(read_tree(tmp_path / "f", form, allow_pickle=True), example())
@@ -57,7 +53,7 @@ def test_what_is_written_comes_back(tmp_path: Path, form: str) -> None:
 
 
 @pytest.mark.parametrize("form", ["pt", "safetensors"])
-def test_dtypes(tmp_path: Path, form: str) -> None:
+def test_dtypes(tmp_path, form):
     for name, dtype in DTYPES.items():
         value = {"x": torch.zeros(3, 2).to(dtype)}
         if form == "safetensors" and name in NOT_IN_SAFETENSORS:
@@ -69,7 +65,7 @@ def test_dtypes(tmp_path: Path, form: str) -> None:
         same_state(read_tree(tmp_path / name, form, allow_pickle=False), value)
 
 
-def test_the_safetensors_package_reads_ours_and_we_read_its(tmp_path: Path) -> None:
+def test_the_safetensors_package_reads_ours_and_we_read_its(tmp_path):
     package = pytest.importorskip("safetensors.torch")
     write_tree(tmp_path / "f", example(), "safetensors", sync=True)
     loaded = package.load_file(tmp_path / "f")
@@ -81,9 +77,7 @@ def test_the_safetensors_package_reads_ours_and_we_read_its(tmp_path: Path) -> N
 @examples(0.6)
 @given(st.data())
 @pytest.mark.parametrize("form", ["pt", "safetensors"])
-def test_damage_raises_our_error_or_changes_values_alone(
-    tmp_path_factory: pytest.TempPathFactory, form: str, data: st.DataObject
-) -> None:
+def test_damage_raises_our_error_or_changes_values_alone(tmp_path_factory, form, data):
     path = tmp_path_factory.mktemp("d") / "f"
     write_tree(path, example(), form, sync=False)
     raw = bytearray(path.read_bytes())
@@ -103,7 +97,7 @@ def test_damage_raises_our_error_or_changes_values_alone(
     assert all(0 <= placed.offset <= placed.end() <= len(raw) for placed in header.tensors)
 
 
-def test_compressed_and_old_archives_and_other_headers_are_refused(tmp_path: Path) -> None:
+def test_compressed_and_old_archives_and_other_headers_are_refused(tmp_path):
     for head in (b"[]", b"3", b"null"):
         (tmp_path / "h").write_bytes(len(head).to_bytes(8, "little") + head)
         with pytest.raises(DamagedFileError):
@@ -122,7 +116,7 @@ def test_compressed_and_old_archives_and_other_headers_are_refused(tmp_path: Pat
         read_header(tmp_path / "old", "pt", allow_pickle=False)
 
 
-def test_formats_and_trees_are_checked(tmp_path: Path) -> None:
+def test_formats_and_trees_are_checked(tmp_path):
     forms: list[Any] = [("h5", True), ("pkl", False), (None, True)]
     for name, consent in forms:
         with pytest.raises(OptionError, match="trajectory_format"):
@@ -137,9 +131,7 @@ def test_formats_and_trees_are_checked(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("backend")
 @examples(1)
 @given(st.lists(st.tuples(st.integers(0, 9000), st.integers(1, 300)), min_size=1, max_size=40).map(sorted))
-def test_files_give_the_bytes_of_the_file(
-    tmp_path_factory: pytest.TempPathFactory, pieces: list[tuple[int, int]]
-) -> None:
+def test_files_give_the_bytes_of_the_file(tmp_path_factory, pieces):
     path = tmp_path_factory.mktemp("p") / "f"
     data = np.random.default_rng(1).bytes(9300)
     path.write_bytes(data)
@@ -155,7 +147,7 @@ def test_files_give_the_bytes_of_the_file(
         assert read_pieces(fds, offsets + 9299, widths + 1, targets) == 0
 
 
-def test_files_may_be_closed_while_others_look_them_up(tmp_path: Path) -> None:
+def test_files_may_be_closed_while_others_look_them_up(tmp_path):
     (tmp_path / "f").write_bytes(b"x")
 
     def scenario(schedule: Schedule) -> None:
@@ -174,7 +166,7 @@ def test_files_may_be_closed_while_others_look_them_up(tmp_path: Path) -> None:
     explore(range(30), (files,), scenario)
 
 
-def test_a_journal_keeps_what_was_appended(tmp_path: Path) -> None:
+def test_a_journal_keeps_what_was_appended(tmp_path):
     path = tmp_path / "j"
     journal = Journal(path, {"head": 1})
     journal.append([{"n": 1}, {"n": "ü\n"}])

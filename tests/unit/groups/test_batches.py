@@ -35,9 +35,7 @@ def lease_of(lengths: Sequence[Sequence[int]], **more: Any) -> Lease:
 
 
 @given(LENGTHS, st.integers(9, 40), st.integers(1, 3), st.sampled_from(["tokens", "attention"]), st.booleans())
-def test_each_response_is_in_one_row_that_has_room(
-    lengths: list[list[int]], most: int, ranks: int, balance: Any, split: bool
-) -> None:
+def test_each_response_is_in_one_row_that_has_room(lengths, most, ranks, balance, split):
     lease = lease_of(lengths)
     budget = TokenBudget(max_tokens=most, ranks=ranks, balance=balance, split=split)
     items = list(chain.from_iterable(lengths)) if split else [sum(sizes) for sizes in lengths]
@@ -65,7 +63,7 @@ def test_each_response_is_in_one_row_that_has_room(
 
 @pytest.mark.parametrize("balance", ["tokens", "attention"])
 @pytest.mark.parametrize("split", [False, True])
-def test_rows_are_even(balance: Any, split: bool) -> None:
+def test_rows_are_even(balance, split):
     rng = np.random.default_rng(0)
     for spread in (0.3, 0.7):
         lengths = np.clip(rng.lognormal(6.5, spread, (64, 8)).astype(int), 1, 8192)
@@ -79,7 +77,7 @@ def test_rows_are_even(balance: Any, split: bool) -> None:
 
 
 @given(LENGTHS.filter(lambda lengths: any(map(any, lengths))), st.integers(1, 2))
-def test_the_forms_hold_the_same_values(lengths: list[list[int]], ranks: int) -> None:
+def test_the_forms_hold_the_same_values(lengths, ranks):
     lease = lease_of(lengths, reward=0.5)
     kinds = ("packed", "left", "right", "nested", "list")
     budgets = {form: TokenBudget(max_tokens=400, ranks=ranks, split=True, form=form, padding=-1) for form in kinds}  # type: ignore[arg-type]
@@ -106,7 +104,7 @@ def test_the_forms_hold_the_same_values(lengths: list[list[int]], ranks: int) ->
             assert right["attention_mask"][number].sum() == left["attention_mask"][number].sum() == len(source)
 
 
-def test_fields_of_each_kind_follow_their_responses() -> None:
+def test_fields_of_each_kind_follow_their_responses():
     fields = {
         "logprobs": torch.tensor([0.5, 1.5]),
         "reward": {"right": 1.0, "each": torch.tensor([1.0, 2.0])},
@@ -127,7 +125,7 @@ def test_fields_of_each_kind_follow_their_responses() -> None:
 
 
 @pytest.mark.parametrize("form", ["packed", "nested", "list"])
-def test_memory_is_used_again_only_when_nobody_has_it(form: Any) -> None:
+def test_memory_is_used_again_only_when_nobody_has_it(form):
     budget = TokenBudget(max_tokens=2000, form=form)
     ((row,),) = budget.batches(lease_of([[1000, 900]]))
     address = row["positions"].data_ptr() if form == "packed" else 0
@@ -141,7 +139,7 @@ def test_memory_is_used_again_only_when_nobody_has_it(form: Any) -> None:
         del row
 
 
-def test_what_cannot_be_packed_raises() -> None:
+def test_what_cannot_be_packed_raises():
     lease = lease_of([[3, 4], [5, 2]])
     del lease.groups[1].responses[0].fields["version"]
     refuses(
@@ -159,7 +157,7 @@ def test_what_cannot_be_packed_raises() -> None:
     )
 
 
-def test_ranks_that_lease_by_the_same_name_share_the_batches() -> None:
+def test_ranks_that_lease_by_the_same_name_share_the_batches():
     buffer = GroupBuffer(size=2)
     for name in buffer.admit(["a", "b", "c", "d"]):
         for number in range(2):

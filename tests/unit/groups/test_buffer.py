@@ -42,7 +42,7 @@ def filled(path: Path | None = None, groups: int = 2, **options: Any) -> GroupBu
     return buffer
 
 
-def test_a_wrong_call_raises_and_changes_nothing() -> None:
+def test_a_wrong_call_raises_and_changes_nothing():
     """Calls at the wrong time: `test_model.py`. Choices: `tests/contracts/test_options.py`."""
     b = filled(ahead=4)
     b.admit(["prompt 2"])
@@ -92,12 +92,12 @@ def test_a_wrong_call_raises_and_changes_nothing() -> None:
     "options",
     [{"size": 0}, {"ahead": 0}, {"minimum": 1}, {"fail": True}, {"timeout_s": -1.0}, {"sync": "no"}],
 )
-def test_options_are_checked(options: dict[str, Any]) -> None:
+def test_options_are_checked(options):
     with pytest.raises(OptionError, match=next(iter(options))):
         GroupBuffer(**options)
 
 
-def test_values_come_back_as_they_were_given(tmp_path: Path) -> None:
+def test_values_come_back_as_they_were_given(tmp_path):
     prompt: dict[str, Any] = {
         "text": "ü",
         "image": torch.arange(6, dtype=torch.uint8).view(2, 3),
@@ -132,7 +132,7 @@ def test_values_come_back_as_they_were_given(tmp_path: Path) -> None:
         same_state(group.responses[0].fields, response)
 
 
-def test_parts_are_joined() -> None:
+def test_parts_are_joined():
     buffer = GroupBuffer(size=1)
     (name,) = buffer.admit(["p"])
     buffer.append(name, {"tokens": [1], "version": 1, "reward": 0.0}, id="r", done=False)
@@ -144,7 +144,7 @@ def test_parts_are_joined() -> None:
     assert buffer.stats().staleness == {2: 1}
 
 
-def test_a_call_that_waits_goes_on_when_it_can() -> None:
+def test_a_call_that_waits_goes_on_when_it_can():
     buffer = filled(groups=1, ahead=1)
     admitted = threading.Thread(target=buffer.admit, args=(["next"],))
     admitted.start()
@@ -156,7 +156,7 @@ def test_a_call_that_waits_goes_on_when_it_can() -> None:
     assert buffer.lease(timeout_s=10).groups[0].id == "1"
 
 
-def test_numbers_and_their_way_to_tensorboard() -> None:
+def test_numbers_and_their_way_to_tensorboard():
     now = [1000.0]
     buffer = filled(groups=4, lease_s=9.0, clock=lambda: now[0])
     now[0] += 3
@@ -179,7 +179,7 @@ def test_numbers_and_their_way_to_tensorboard() -> None:
         GroupLogger(buffer, 3)
 
 
-def test_damage_before_the_end_is_cut_off_only_if_asked(tmp_path: Path) -> None:
+def test_damage_before_the_end_is_cut_off_only_if_asked(tmp_path):
     filled(tmp_path / "g", groups=9, segment_bytes=1000).close()
     first, *later = sorted((tmp_path / "g").glob("segment-*"))
     data = bytearray(first.read_bytes())
@@ -193,7 +193,7 @@ def test_damage_before_the_end_is_cut_off_only_if_asked(tmp_path: Path) -> None:
     assert sorted(tmp_path.glob("g/*.lost")) == [path.with_name(f"{path.name}.lost") for path in later]
 
 
-def test_a_damaged_value_names_its_group(tmp_path: Path) -> None:
+def test_a_damaged_value_names_its_group(tmp_path):
     buffer = filled(tmp_path / "g", recent_bytes=0)
     path = tmp_path / "g" / "segment-000000000001.log"
     data = bytearray(path.read_bytes())
@@ -207,7 +207,7 @@ def test_a_damaged_value_names_its_group(tmp_path: Path) -> None:
     buffer.close()
 
 
-def test_tokens_of_others_and_wrong_folders_are_errors(tmp_path: Path) -> None:
+def test_tokens_of_others_and_wrong_folders_are_errors(tmp_path):
     with filled(tmp_path / "g") as buffer, filled(tmp_path / "h") as other:
         token, foreign = buffer.position(0), other.position(0)
         with pytest.raises(CheckpointError):
@@ -221,7 +221,7 @@ def test_tokens_of_others_and_wrong_folders_are_errors(tmp_path: Path) -> None:
         GroupBuffer.open(tmp_path / "none")
 
 
-def test_a_full_disk_keeps_what_was_acknowledged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_keeps_what_was_acknowledged(tmp_path, monkeypatch):
     write = os.write
 
     def full(fd: int, data: bytes) -> int:
@@ -240,7 +240,7 @@ def test_a_full_disk_keeps_what_was_acknowledged(tmp_path: Path, monkeypatch: py
         assert (buffer.ids("ready"), buffer.cuts) == (["0", "1", "2"], ())
 
 
-def test_a_failed_sync_stops_the_buffer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_sync_stops_the_buffer(tmp_path, monkeypatch):
     def fail(fd: int) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
@@ -252,7 +252,7 @@ def test_a_failed_sync_stops_the_buffer(tmp_path: Path, monkeypatch: pytest.Monk
                 buffer.append("2", TOKENS, id="r")
 
 
-def test_threads_share_syncs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_share_syncs(tmp_path, monkeypatch):
     syncs: list[int] = []
 
     def slow(fd: int) -> None:
@@ -271,7 +271,7 @@ def test_threads_share_syncs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert buffer.ids("ready") == ["0"]
 
 
-def test_compaction_removes_what_was_trained(tmp_path: Path) -> None:
+def test_compaction_removes_what_was_trained(tmp_path):
     with filled(tmp_path / "g", groups=40, segment_bytes=2000) as buffer:
         before = buffer.stats().disk_bytes
         buffer.ack(buffer.lease(38), step=1)

@@ -361,5 +361,5 @@ class InFolder(Machine):
 
 
 @pytest.mark.parametrize("machine", [InMemory, InFolder])
-def test_any_order_of_calls_is_as_in_the_model(machine: Any) -> None:
+def test_any_order_of_calls_is_as_in_the_model(machine):
     run_state_machine_as_test(machine, settings=settings(stateful_step_count=30))

@@ -27,7 +27,7 @@ def socket() -> Iterator[Path]:
         yield Path(folder) / "s"
 
 
-def test_a_client_has_the_methods_and_errors_of_the_buffer(socket: Path) -> None:
+def test_a_client_has_the_methods_and_errors_of_the_buffer(socket):
     buffer = GroupBuffer(size=1, clock=lambda: 1000.0)
     with GroupServer(buffer, socket):
         client = GroupClient(socket)

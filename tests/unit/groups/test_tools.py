@@ -37,7 +37,7 @@ def contents(path: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in path.iterdir()}
 
 
-def test_reports_say_what_is_there(tmp_path: Path) -> None:
+def test_reports_say_what_is_there(tmp_path):
     before = made(tmp_path / "g")
     report = inspect_groups(tmp_path / "g")
     assert (kind_of(tmp_path / "g"), report.positions, report.staleness) == (
@@ -64,7 +64,7 @@ def test_reports_say_what_is_there(tmp_path: Path) -> None:
     assert contents(tmp_path / "g") == before
 
 
-def test_damage_is_reported_and_not_repaired(tmp_path: Path) -> None:
+def test_damage_is_reported_and_not_repaired(tmp_path):
     made(tmp_path / "g")
     last = max((tmp_path / "g").glob("segment-*"))
     last.write_bytes(last.read_bytes()[:-3])

@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 @pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("shuffle", [True, False])
 @given(rows=st.integers(1, 12), sizes=st.lists(st.integers(1, 40), min_size=1, max_size=8))
-def test_draws_put_end_to_end_are_whole_passes(shuffle: bool, rows: int, sizes: list[int]) -> None:
+def test_draws_put_end_to_end_are_whole_passes(shuffle, rows, sizes):
     sampler = SamplerWithoutReplacement(shuffle=shuffle, endless=True)
     drawn: list[int] = []
     for size in sizes:
@@ -40,7 +40,7 @@ def test_draws_put_end_to_end_are_whole_passes(shuffle: bool, rows: int, sizes: 
         assert shuffle or one == list(range(len(one)))
 
 
-def test_rows_written_in_a_pass_join_it_and_after_its_end_the_next() -> None:
+def test_rows_written_in_a_pass_join_it_and_after_its_end_the_next():
     sampler, generator = SamplerWithoutReplacement(endless=True), seeded()
     first = sampler.draw(make_view(4, 9), 3, generator).slots.tolist()
     rest = sampler.draw(make_view(6, 9), 3, generator).slots.tolist()  # ends the pass of six
@@ -58,7 +58,7 @@ def test_rows_written_in_a_pass_join_it_and_after_its_end_the_next() -> None:
 
 
 @given(random=st.integers(0, 2**63 - 1) | st.just(2**63 - 1), span=st.integers(1, 2**31 - 1) | st.just(2**31 - 1))
-def test_scaling_is_exact(random: int, span: int) -> None:
+def test_scaling_is_exact(random, span):
     assert int(scale(torch.tensor([random]), torch.tensor([span]))) == random * span >> 63
 
 
@@ -66,7 +66,7 @@ def test_scaling_is_exact(random: int, span: int) -> None:
     script=st.lists(st.tuples(st.sampled_from(["rows", "draw", "unseen", "clear"]), st.integers(1, 15)), max_size=14),
     seed=st.integers(0, 2**32),
 )
-def test_a_device_draws_whole_passes_whoever_knows_the_place(script: list[tuple[str, int]], seed: int) -> None:
+def test_a_device_draws_whole_passes_whoever_knows_the_place(script, seed):
     """Rows drawn in the pass so far, as a plain set: joined by new rows, begun anew at its end and by `clear`."""
     passes, generator = DevicePasses(15, CPU), seeded(seed)
     rows, drawn = 0, set[int]()
@@ -94,7 +94,7 @@ def test_a_device_draws_whole_passes_whoever_knows_the_place(script: list[tuple[
 
 
 @pytest.mark.parametrize("size", [1, 3, 8])
-def test_all_orders_of_a_pass_on_a_device_are_equally_likely(size: int) -> None:
+def test_all_orders_of_a_pass_on_a_device_are_equally_likely(size):
     """Swaps side by side are as good as swaps one by one, also where a draw takes the ends of passes."""
     passes, generator = DevicePasses(4, CPU), seeded(1)
     passes.record(4)

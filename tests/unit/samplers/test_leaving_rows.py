@@ -31,7 +31,7 @@ def make(most: int = 1, batch_size: int = 3, capacity: int = CAPACITY, **options
     return ring(capacity, **options)
 
 
-def test_draws_are_uniform_among_the_rows_left() -> None:
+def test_draws_are_uniform_among_the_rows_left():
     pairs: Counter[tuple[int, ...]] = Counter()
     buffer = make(batch_size=2, capacity=40)
     sampler = buffer.sampler
@@ -45,7 +45,7 @@ def test_draws_are_uniform_among_the_rows_left() -> None:
     assert 1e-4 < p_value([pairs[pair] for pair in expected], list(expected.values())) < 1 - 1e-4
 
 
-def test_iteration_ends_with_the_last_row() -> None:
+def test_iteration_ends_with_the_last_row():
     buffer = make(2, batch_size=4)
     buffer.extend(torch.arange(6))
     batches = [batch.tolist() for batch in buffer]
@@ -58,7 +58,7 @@ def test_iteration_ends_with_the_last_row() -> None:
     assert sorted(row for batch in buffer for row in batch.tolist()) == [6, 6, 7, 7]
 
 
-def test_a_batch_that_is_being_made_keeps_its_slots() -> None:
+def test_a_batch_that_is_being_made_keeps_its_slots():
     written: list[int] = []
 
     def write(batch: Any) -> Any:
@@ -74,7 +74,7 @@ def test_a_batch_that_is_being_made_keeps_its_slots() -> None:
     assert buffer.extend(torch.tensor([8, 9])).tolist() == info["index"].tolist()
 
 
-def test_damaged_states_raise() -> None:
+def test_damaged_states_raise():
     buffer = make()
     buffer.extend(torch.arange(6))
     buffer.sample()
@@ -86,7 +86,7 @@ def test_damaged_states_raise() -> None:
             make().load_state_dict(state)
 
 
-def test_what_it_does_not_go_with() -> None:
+def test_what_it_does_not_go_with():
     refuses(
         {
             OptionError: {
@@ -114,7 +114,7 @@ def filled(sampler: Any, **options: Any) -> ReplayBuffer:
     return rb
 
 
-def test_draws_of_rows_that_were_replaced_are_not_given_back() -> None:
+def test_draws_of_rows_that_were_replaced_are_not_given_back():
     def fail(_: Any) -> Any:
         rb.extend(torch.arange(3, 3 + CAPACITY - 1))
         raise ValueError
@@ -126,7 +126,7 @@ def test_draws_of_rows_that_were_replaced_are_not_given_back() -> None:
     assert (sampler.rows_left, sampler.draws_left) == (CAPACITY, 2 * CAPACITY)
 
 
-def test_limited_batches_follow_the_law_of_single_draws() -> None:
+def test_limited_batches_follow_the_law_of_single_draws():
     # of 3 rows with 2 uses each, 4 draws: compare the counts of the first row with all sequences, weighed exactly
     expected: Counter[int] = Counter()
 
@@ -146,7 +146,7 @@ def test_limited_batches_follow_the_law_of_single_draws() -> None:
     assert 1e-4 < p_value([seen[i] for i in range(3)], [expected[i] for i in range(3)]) < 1 - 1e-4
 
 
-def test_states_of_other_rows_or_options_are_refused() -> None:
+def test_states_of_other_rows_or_options_are_refused():
     limited, queue = filled(LimitedSampler(2)), filled(QueueSampler())
     limited.sample(4)
     state, saved = limited.sampler.state_dict(), queue.sampler.state_dict()
@@ -165,7 +165,7 @@ def test_states_of_other_rows_or_options_are_refused() -> None:
         LimitedSampler(0)
 
 
-def test_rows_that_were_there_are_limited_and_consumed_ones_return_if_they_are_marked_as_updated() -> None:
+def test_rows_that_were_there_are_limited_and_consumed_ones_return_if_they_are_marked_as_updated():
     limited = ReplayBuffer(storage=TensorStorage(torch.arange(4)), sampler=LimitedSampler(1), batch_size=4)
     assert sorted(limited.sample().tolist()) == [0, 1, 2, 3]
     rb = ring(6, consume_after_n_samples=1, batch_size=6)

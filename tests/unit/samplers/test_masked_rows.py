@@ -30,7 +30,7 @@ def masked(*rows: int, **options: Any) -> ReplayBuffer:
 
 
 @pytest.mark.parametrize("unit", [None, NStep(2, 1.0, next_keys=())])
-def test_a_row_that_was_masked_between_draw_and_gather_is_not_delivered(unit: Any) -> None:
+def test_a_row_that_was_masked_between_draw_and_gather_is_not_delivered(unit):
     """Another thread replaces the rows drawn by masked ones: the batch is drawn anew."""
     rb = ring(8, sample_unit=unit, batch_size=20, episodes=Episodes("done", mask_key="valid"))
 
@@ -47,7 +47,7 @@ def test_a_row_that_was_masked_between_draw_and_gather_is_not_delivered(unit: An
     assert rb.sample()["valid"].all()
 
 
-def test_a_pass_keeps_the_rest_of_a_batch_whose_rows_were_masked_before_the_gather() -> None:
+def test_a_pass_keeps_the_rest_of_a_batch_whose_rows_were_masked_before_the_gather():
     rb = masked(sampler=SamplerWithoutReplacement())
     engine: Any = rb._engine
     draw = engine.draw(6)
@@ -58,7 +58,7 @@ def test_a_pass_keeps_the_rest_of_a_batch_whose_rows_were_masked_before_the_gath
 
 
 @pytest.mark.parametrize(("shuffle", "prefetch"), [(False, 0), (True, 2)])
-def test_a_pass_draws_no_row_twice_and_ends_while_masked_rows_replace_others(shuffle: bool, prefetch: int) -> None:
+def test_a_pass_draws_no_row_twice_and_ends_while_masked_rows_replace_others(shuffle, prefetch):
     """One iteration is one pass, whatever is written and edited meanwhile; rows that stay valid come exactly once."""
     for seed in range(30):
         log = Log(3 + seed % 6, longest=100, seed=seed, masked=0.2)
@@ -90,7 +90,7 @@ def test_a_pass_draws_no_row_twice_and_ends_while_masked_rows_replace_others(shu
         assert len(seen) == len(set(seen)), seed
 
 
-def test_windows_over_resets_do_not_reach_across_a_masked_row() -> None:
+def test_windows_over_resets_do_not_reach_across_a_masked_row():
     rb = masked(4, sample_unit=SequenceUnit(3, "include_reset"))
     batch, info = rb.sample(400, return_info=True)
     rows = torch.where(info["validity_mask"], batch["row"], -1).view(-1, 3)

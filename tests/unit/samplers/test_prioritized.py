@@ -35,7 +35,7 @@ def filled(rows: int = 5, capacity: int = 8, **options: Any) -> ReplayBuffer:
     return rb
 
 
-def test_options_out_of_range_are_refused_also_if_they_are_set_later() -> None:
+def test_options_out_of_range_are_refused_also_if_they_are_set_later():
     made: Any = partial(PrioritizedSampler, max_capacity=10, alpha=0.6, beta=0.4)
     refuses(
         {
@@ -61,7 +61,7 @@ def test_options_out_of_range_are_refused_also_if_they_are_set_later() -> None:
     assert (sampler.alpha, sampler.beta) == (0.0, 1.0000001)
 
 
-def test_the_device_is_that_of_the_storage() -> None:
+def test_the_device_is_that_of_the_storage():
     rb = ring(5, sampler=PrioritizedSampler(5, 0.6, 0.4, device="cpu"), batch_size=2)
     rb.extend(torch.arange(3))
     other = PrioritizedSampler(5, 0.6, 0.4, device="cuda:1")
@@ -74,7 +74,7 @@ def test_the_device_is_that_of_the_storage() -> None:
     assert len(late) == 0
 
 
-def test_new_rows_get_the_largest_priority_ever_given_to_the_last_digit() -> None:
+def test_new_rows_get_the_largest_priority_ever_given_to_the_last_digit():
     """1 before the first; then the largest given, though its row is no more; an emptied buffer begins anew."""
     rb, odd = filled(2), 0.1 + 0.2
     sampler: Any = rb.sampler
@@ -94,7 +94,7 @@ def test_new_rows_get_the_largest_priority_ever_given_to_the_last_digit() -> Non
     )
 
 
-def test_priorities_of_items_with_steps_are_reduced() -> None:
+def test_priorities_of_items_with_steps_are_reduced():
     expected = {"max": [4.0, 9.0], "min": [1.0, 0.0], "mean": [2.5, 3.0], "median": [2.0, 0.0]}
     for reduction, wanted in expected.items():
         rb = filled(2, reduction=reduction)
@@ -102,7 +102,7 @@ def test_priorities_of_items_with_steps_are_reduced() -> None:
         assert priorities(rb) == wanted
 
 
-def test_too_large_priorities_are_refused_before_sums_overflow() -> None:
+def test_too_large_priorities_are_refused_before_sums_overflow():
     rb = filled(2, alpha=2.0)
     with pytest.raises(PriorityError):
         rb.update_priority(0, 1e200)
@@ -114,7 +114,7 @@ def test_too_large_priorities_are_refused_before_sums_overflow() -> None:
         rb.sample()
 
 
-def test_damaged_state_is_refused_and_changes_nothing() -> None:
+def test_damaged_state_is_refused_and_changes_nothing():
     rb = filled(3)
     whole = rb.state_dict()
     rb.update_priority([0, 1, 2], [3.0, 2.0, 1.0])
@@ -136,7 +136,7 @@ def test_damaged_state_is_refused_and_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("bad", [(0, -1.0), (0, math.nan), (0, math.inf), (99, 1.0), (-5, 1.0)])
-def test_bad_values_on_a_device_have_no_effect_and_are_told_later(bad: Any) -> None:
+def test_bad_values_on_a_device_have_no_effect_and_are_told_later(bad):
     sampler, view = PrioritizedSampler(8, 1.0, 0.4, 0.0), make_view(4, 8)
     sampler.begin(view)
     slots, given = torch.tensor([bad[0], 2]), torch.tensor([bad[1], 0.5], dtype=torch.float64)
@@ -150,6 +150,6 @@ def test_bad_values_on_a_device_have_no_effect_and_are_told_later(bad: Any) -> N
     sampler.raise_deferred()
 
 
-def test_weights_have_the_dtype_asked_for() -> None:
+def test_weights_have_the_dtype_asked_for():
     for dtype in (torch.float16, torch.float32, torch.float64):
         assert filled(4, dtype=dtype).sample(return_info=True)[1]["priority_weight"].dtype is dtype

@@ -44,7 +44,7 @@ def integers(numbers: list[int]) -> Tensor:
 
 
 @given(capacity=st.sampled_from(CAPACITIES), data=st.data())
-def test_a_tree_holds_what_a_list_holds(capacity: int, data: st.DataObject) -> None:
+def test_a_tree_holds_what_a_list_holds(capacity, data):
     trees, model = [make(kind, capacity) for kind in KINDS], [0.0] * capacity
     for _ in range(data.draw(st.integers(1, 4))):
         if data.draw(st.booleans()):
@@ -80,7 +80,7 @@ def test_a_tree_holds_what_a_list_holds(capacity: int, data: st.DataObject) -> N
             assert bool((values_drawn > 0).all())
 
 
-def test_large_updates_in_any_order_reach_the_root() -> None:
+def test_large_updates_in_any_order_reach_the_root():
     """Many slots at once: the nodes above them are sorted first."""
     trees = [make(kind, 5000) for kind in KINDS]
     for part in torch.randperm(5000, generator=torch.Generator().manual_seed(0)).chunk(4):
@@ -92,7 +92,7 @@ def test_large_updates_in_any_order_reach_the_root() -> None:
 
 
 @kinds
-def test_a_load_replaces_everything_and_an_empty_tree_cannot_be_drawn_from(kind: Kind) -> None:
+def test_a_load_replaces_everything_and_an_empty_tree_cannot_be_drawn_from(kind):
     tree = make(kind, 100)
     tree.set_run(0, 100, 9.0)
     tree.load(doubles([1.0, 2.0]))
@@ -103,7 +103,7 @@ def test_a_load_replaces_everything_and_an_empty_tree_cannot_be_drawn_from(kind:
 
 
 @kinds
-def test_bad_slots_and_values_change_nothing(kind: Kind) -> None:
+def test_bad_slots_and_values_change_nothing(kind):
     tree, two = make(kind, 10), doubles([1, 2])
     for bad in (-1, 10):
         with pytest.raises(SlotError, match=rf"^slot {bad} at position 1 is outside \[0, 10\)"):
@@ -114,7 +114,7 @@ def test_bad_slots_and_values_change_nothing(kind: Kind) -> None:
     assert tree.total == 0.0
 
 
-def test_a_tree_without_mass_gives_slot_zero_on_devices() -> None:
+def test_a_tree_without_mass_gives_slot_zero_on_devices():
     """There nothing can raise without a host sync: value 0 tells."""
     tree = make("wide", 1000)
     tree._on_cpu = False

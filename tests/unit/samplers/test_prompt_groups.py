@@ -49,7 +49,7 @@ def rows(prompts: Any, rewards: Any = None, **more: Any) -> TensorDict:
     return TensorDict({"prompt": prompts, "reward": rewards, "row": torch.arange(count), **more}, [count])
 
 
-def test_groups_and_rows_are_uniform() -> None:
+def test_groups_and_rows_are_uniform():
     prompts = [0, 0, 0, 1, 1, 1, 2, 2, 2]
     rb = make(prompts, num_groups=2)
     counts: Counter[tuple[int, ...]] = Counter()
@@ -70,7 +70,7 @@ def test_groups_and_rows_are_uniform() -> None:
     st.integers(1, 4),
     st.sampled_from(["reward", "variance", "recency"]),
 )
-def test_strategies_choose_the_best_rows(data: list[tuple[int, int]], each: int, strategy: Any) -> None:
+def test_strategies_choose_the_best_rows(data, each, strategy):
     prompts, rewards = [p for p, _ in data], [float(r) for _, r in data]
     rb = make(prompts, rewards, samples_per_group=each, batch_size=each, strategy=strategy)
     with warnings.catch_warnings():
@@ -91,7 +91,7 @@ def test_strategies_choose_the_best_rows(data: list[tuple[int, int]], each: int,
     assert score(chosen) == max(map(score, subsets))
 
 
-def test_too_few_rows_are_completed_with_replacement_and_a_warning() -> None:
+def test_too_few_rows_are_completed_with_replacement_and_a_warning():
     rb = make([0, 0, 1], num_groups=3, batch_size=9)
     with pytest.warns(
         UserWarning, match="smaller than the requested sample size; completing the draw with replacement"
@@ -106,7 +106,7 @@ def test_too_few_rows_are_completed_with_replacement_and_a_warning() -> None:
         rb.sample()  # once
 
 
-def test_groups_by_text_by_vectors_and_by_rows_of_different_lengths() -> None:
+def test_groups_by_text_by_vectors_and_by_rows_of_different_lengths():
     pairs = torch.tensor([[0, 1], [0, 1], [1, 0], [1, 0]])
     sampler = PromptGroupSampler(num_groups=2, group_key=("in", "pair"))
     rb = ReplayBuffer(storage=LazyTensorStorage(10), sampler=sampler, batch_size=4)
@@ -129,7 +129,7 @@ def test_groups_by_text_by_vectors_and_by_rows_of_different_lengths() -> None:
 
 
 @pytest.mark.parametrize("cache", [True, False])
-def test_edits_through_views_need_cache_groups_false(cache: bool) -> None:
+def test_edits_through_views_need_cache_groups_false(cache):
     rb = make([0, 0, 1, 1], num_groups=1, batch_size=2, cache_groups=cache)
     rb.sample()
     rb[:]["prompt"][:] = 5  # one group, of which the buffer is not told
@@ -137,7 +137,7 @@ def test_edits_through_views_need_cache_groups_false(cache: bool) -> None:
     assert pairs == ({(0, 1), (2, 3)} if cache else set(itertools.combinations(range(4), 2)))
 
 
-def test_errors() -> None:
+def test_errors():
     refuses(
         {
             KindError: {

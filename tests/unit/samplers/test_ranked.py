@@ -45,7 +45,7 @@ def make(kind: str, most: int | None, **options: Any) -> ReplayBuffer:
     return ReplayBuffer(storage=LazyTensorStorage(CAPACITY), sampler=sampler, **options)
 
 
-def test_a_stack_and_a_queue_of_priorities_as_in_reverb() -> None:
+def test_a_stack_and_a_queue_of_priorities_as_in_reverb():
     """`reverb.Table.stack` and a table with MaxHeap, `max_times_sampled=1` and a limiter."""
     limiter = RateLimiter(samples_per_insert=1, min_diff=0, max_diff=3, timeout_s=0.0)
     stack = make("stack", 1, batch_size=1, rate_limiter=limiter)
@@ -65,7 +65,7 @@ def test_a_stack_and_a_queue_of_priorities_as_in_reverb() -> None:
 
 
 @pytest.mark.parametrize("kind", ["stack", "min"])
-def test_rows_that_were_there_before_and_windows_that_are_whole(kind: str) -> None:
+def test_rows_that_were_there_before_and_windows_that_are_whole(kind):
     storage = LazyTensorStorage(CAPACITY)
     storage.set(range(4), torch.arange(4))
     rb = ReplayBuffer(storage=storage, sampler=KINDS[kind](None), batch_size=2)
@@ -82,7 +82,7 @@ def test_rows_that_were_there_before_and_windows_that_are_whole(kind: str) -> No
         rb.sample(5)
 
 
-def test_states_of_other_options_and_damaged_ones() -> None:
+def test_states_of_other_options_and_damaged_ones():
     rb = make("max", 2)
     rb.extend(torch.arange(5))
     rb.sample(2)
@@ -103,7 +103,7 @@ def test_states_of_other_options_and_damaged_ones() -> None:
             make("max", 2).load_state_dict(state)
 
 
-def test_wrong_options_and_parts_that_do_not_go_together() -> None:
+def test_wrong_options_and_parts_that_do_not_go_together():
     raises(
         (lambda: StackSampler(0), OptionError, ""),
         (lambda: HeapSampler(0), CapacityError, ""),
@@ -120,7 +120,7 @@ def test_wrong_options_and_parts_that_do_not_go_together() -> None:
 
 
 @pytest.mark.parametrize("kind", ["stack", "max", "consuming"])
-def test_a_buffer_that_is_emptied_during_a_draw_delivers_it(kind: str) -> None:
+def test_a_buffer_that_is_emptied_during_a_draw_delivers_it(kind):
     rb = make(kind, 1, batch_size=2)
     rb.extend(torch.arange(4))
 
@@ -133,7 +133,7 @@ def test_a_buffer_that_is_emptied_during_a_draw_delivers_it(kind: str) -> None:
     assert len(rb) == 0
 
 
-def test_the_last_row_of_a_draw_that_failed_is_left() -> None:
+def test_the_last_row_of_a_draw_that_failed_is_left():
     rb = make("stack", 1, batch_size=1, transform=lambda batch: batch.missing)
     rb.extend(torch.arange(1))
     with pytest.raises(AttributeError):

@@ -48,7 +48,7 @@ def counts(sampler: SamplerEnsemble, size: int, rows: list[int] | None = None) -
     st.lists(st.integers(0, 9), min_size=2, max_size=6).filter(any),
     st.lists(st.integers(1, 300), min_size=1, max_size=30),
 )
-def test_no_batch_is_a_row_off_and_the_sums_stay_close(weights: list[int], sizes: list[int]) -> None:
+def test_no_batch_is_a_row_off_and_the_sums_stay_close(weights, sizes):
     members = len(weights)
     sampler, drawn, due = mix(weights, members), [0] * members, [Fraction(0)] * members
     for size in sizes:
@@ -59,7 +59,7 @@ def test_no_batch_is_a_row_off_and_the_sums_stay_close(weights: list[int], sizes
             assert abs(drawn[i] - due[i]) <= (HALF if members == 2 else 2)
 
 
-def test_shares_are_numbers_of_any_kind() -> None:
+def test_shares_are_numbers_of_any_kind():
     for share in (0.1, np.float32(0.1), Fraction(1, 10)):
         sampler = mix(share)
         assert sampler.ratio == pytest.approx([0.1, 0.9])
@@ -68,7 +68,7 @@ def test_shares_are_numbers_of_any_kind() -> None:
     assert [mix(given_).ratio for given_ in weights] == [[0.25, 0.75]] * 4
 
 
-def test_a_mapping_is_a_line_between_its_steps() -> None:
+def test_a_mapping_is_a_line_between_its_steps():
     points = {3: Fraction(1), 7: Fraction(1, 5), 9: Fraction(1, 2)}
     line = [Fraction(twentieths, 20) for twentieths in (20, 20, 20, 20, 16, 12, 8, 4, 7, 10, 10)]
     sampler, drawn, due = mix(points), 0, Fraction(0)
@@ -83,7 +83,7 @@ def halves(step: int) -> list[Fraction]:
     return [Fraction(1, 2 + step), 1 - Fraction(1, 2 + step)]
 
 
-def test_a_function_is_called_with_the_number_of_batches_drawn_before_or_of_calls_of_step() -> None:
+def test_a_function_is_called_with_the_number_of_batches_drawn_before_or_of_calls_of_step():
     sampler = mix(halves)
     assert [counts(sampler, 12)[0] for _ in range(3)] == [6, 4, 3]
     for wrong, error in (([0.5], OptionError), (None, KindError), (1.5, OptionError)):
@@ -102,13 +102,13 @@ def test_a_function_is_called_with_the_number_of_batches_drawn_before_or_of_call
         mix(0.5).step()
 
 
-def test_nearest_rounds_each_batch_on_its_own() -> None:
+def test_nearest_rounds_each_batch_on_its_own():
     sampler = mix(0.3, rounding="nearest")
     assert [counts(sampler, 5)[0] for _ in range(4)] == [2, 2, 2, 2]
     assert "rounding='nearest'" in repr(sampler)
 
 
-def test_small_members_wait_for_min_rows_and_fill_takes_any_member() -> None:
+def test_small_members_wait_for_min_rows_and_fill_takes_any_member():
     sampler = mix(0.5, min_rows=[1, 8], when_empty="fill")
     assert counts(sampler, 10, [3, 7]) == [10, 0]
     assert counts(sampler, 10, [3, 8]) == [5, 5]
@@ -122,7 +122,7 @@ def test_small_members_wait_for_min_rows_and_fill_takes_any_member() -> None:
         mix(0.0, when_empty="fill").plan(4, [0, 0], None)
 
 
-def test_a_schedule_of_ever_new_shares_keeps_the_carry_small() -> None:
+def test_a_schedule_of_ever_new_shares_keeps_the_carry_small():
     sampler, drawn, due = mix(lambda step: [step + 1, 7919]), 0, 0.0
     for step in range(1000):
         drawn += counts(sampler, 33)[0]
@@ -131,7 +131,7 @@ def test_a_schedule_of_ever_new_shares_keeps_the_carry_small() -> None:
     assert max(map(abs, after(sampler)["carry"])) < 0.51
 
 
-def test_the_ratio_may_be_set_at_any_time() -> None:
+def test_the_ratio_may_be_set_at_any_time():
     sampler, plain = mix(0.5), SamplerEnsemble(RandomSampler())
     sampler.share = 0.25
     assert counts(sampler, 8) == [2, 6]
@@ -144,7 +144,7 @@ def test_the_ratio_may_be_set_at_any_time() -> None:
         plain.ratio = 0.5
 
 
-def test_refused_options() -> None:
+def test_refused_options():
     refuses(
         {
             OptionError: {
@@ -183,7 +183,7 @@ DAMAGED: list[Any] = [
 ]
 
 
-def test_states_of_others_are_refused_and_change_nothing() -> None:
+def test_states_of_others_are_refused_and_change_nothing():
     sampler = mix(0.3)
     counts(sampler, 5)
     before = after(sampler)

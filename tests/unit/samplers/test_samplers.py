@@ -31,7 +31,7 @@ from ...registry import ring, seeded
 from ...tags import same_state, snapshot
 
 
-def test_random_sampling_without_replacement_is_the_other_class() -> None:
+def test_random_sampling_without_replacement_is_the_other_class():
     for options in ({"drop_last": True}, {"shuffle": False}, {}):
         made = RandomSampler(replacement=False, **options)
         assert type(made) is SamplerWithoutReplacement
@@ -63,13 +63,13 @@ ONE_VARIANT: list[Any] = [
 
 
 @pytest.mark.parametrize("make", ONE_VARIANT, ids=str)
-def test_samplers_without_a_variant_without_replacement(make: Any) -> None:
+def test_samplers_without_a_variant_without_replacement(make):
     with pytest.raises(KindError):
         make(replacement=False)
     assert type(make(replacement=True)) is getattr(make, "func", make)
 
 
-def test_states_that_are_not_permutations_are_refused() -> None:
+def test_states_that_are_not_permutations_are_refused():
     """Compiled code swaps entries of the order without looking: it must be a permutation of the rows."""
     sampler, other = SamplerWithoutReplacement(), SamplerWithoutReplacement()
     sampler.draw(make_view(5, 9), 2, None)
@@ -88,7 +88,7 @@ def test_states_that_are_not_permutations_are_refused() -> None:
         assert sorted(other.draw(make_view(3, 9), 3, None).slots.tolist()) == [0, 1, 2]
 
 
-def test_no_permutation_is_made_before_it_is_needed() -> None:
+def test_no_permutation_is_made_before_it_is_needed():
     """The first draw of a large buffer consumes as much randomness as it draws rows, not as there are rows."""
     generator = seeded()
     SamplerWithoutReplacement().draw(make_view(100_000, 100_000), 4, generator)
@@ -106,7 +106,7 @@ def test_no_permutation_is_made_before_it_is_needed() -> None:
         (StreamingSliceSampler(slice_len=1, end_key="done"), 0),
     ],
 )
-def test_memory_is_counted(sampler: Sampler, each: int) -> None:
+def test_memory_is_counted(sampler, each):
     """Versions, slots, sums and weights take 32 bytes for each row; groups and streams at most as many."""
     rb = ring(1000, sampler=sampler, batch_size=4)
     rb.extend({"x": torch.arange(1000), "y": torch.zeros(1000), "done": torch.ones(1000, dtype=torch.bool)})
@@ -146,7 +146,7 @@ def fails(rb: ReplayBuffer, **options: Any) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_episodes_too_short_for_a_slice(name: str) -> None:
+def test_episodes_too_short_for_a_slice(name):
     sampler, options = CASES[name]
     rb, x = make(sampler(), **options), torch.arange(16)
     rb.extend({"x": x, "done": x % 4 == 3})

@@ -57,7 +57,7 @@ def square(staleness: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(("weight_fn", "power", "newest"), [(None, 1, 9), (square, 2, 4)])
-def test_draws_follow_the_weights(weight_fn: Any, power: int, newest: int) -> None:
+def test_draws_follow_the_weights(weight_fn, power, newest):
     rb = make([0, 1, 2, 3, newest], batch_size=1, staleness_weight_fn=weight_fn)
     rb.sampler.consumer_version = 4
     counts = Counter(rb.sample(6000)["row"].tolist())
@@ -66,7 +66,7 @@ def test_draws_follow_the_weights(weight_fn: Any, power: int, newest: int) -> No
 
 
 @pytest.mark.parametrize("total", [3, 12])
-def test_distinct_rows_are_drawn_one_after_the_other(total: int) -> None:
+def test_distinct_rows_are_drawn_one_after_the_other(total):
     # large batches take an order of all rows, small ones are drawn row by row: the same distribution
     weights = torch.tensor([1.0, 2.0, 4.0] * (total // 3), dtype=torch.float64)
     generator, counts = torch.Generator().manual_seed(1), Counter[tuple[int, int]]()
@@ -86,7 +86,7 @@ def test_distinct_rows_are_drawn_one_after_the_other(total: int) -> None:
     assert int(drawn[0]) == 0
 
 
-def test_rows_beyond_the_limit_are_not_drawn() -> None:
+def test_rows_beyond_the_limit_are_not_drawn():
     rb = make(range(10), batch_size=200, max_staleness=3)
     rb.sampler.consumer_version = 9
     batch, info = rb.sample(return_info=True)
@@ -105,7 +105,7 @@ def test_rows_beyond_the_limit_are_not_drawn() -> None:
     assert set(rb.sample()["policy_version"].tolist()) == {49}
 
 
-def test_versions_follow_writes_and_edits() -> None:
+def test_versions_follow_writes_and_edits():
     rb = make([], capacity=7, max_staleness=1, batch_size=30)
     held: dict[int, int] = {}
     sampler = rb.sampler
@@ -126,7 +126,7 @@ def test_versions_follow_writes_and_edits() -> None:
     assert rb.sample(3)["index"].tolist() == [0, 0, 0]
 
 
-def test_the_version_can_be_nested_and_large() -> None:
+def test_the_version_can_be_nested_and_large():
     big = 2**60
     sampler = StalenessAwareSampler(0, version_key=("collector", "version"))
     rb = TensorDictReplayBuffer(storage=LazyMemmapStorage(4), sampler=sampler, batch_size=2)
@@ -135,7 +135,7 @@ def test_the_version_can_be_nested_and_large() -> None:
     assert rb.sample()["collector", "version"].flatten().tolist() == [big + 1] * 2  # float32 would take both
 
 
-def test_errors() -> None:
+def test_errors():
     refuses(
         {
             KeyMissingError: {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -42,9 +42,6 @@ from ostinato.errors import (
 
 from ...registry import ring, seeded
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 def bare(rows: int = 10, capacity: int = 10) -> Storage:
     """A storage of `rows` rows that hold their slot, of which the last `capacity` are kept."""
@@ -80,7 +77,7 @@ SAMPLERS: list[Any] = [
 
 
 @pytest.mark.parametrize("make", SAMPLERS)
-def test_draws_are_those_of_the_sampler_in_a_buffer_and_go_on_from_a_saved_state(make: Any, tmp_path: Path) -> None:
+def test_draws_are_those_of_the_sampler_in_a_buffer_and_go_on_from_a_saved_state(make, tmp_path):
     rows = TensorDict(episodes(5, 3, 10, more={"is_init": torch.zeros(18, 1, dtype=torch.bool)})[:], [18])
     for ndim in (1, 2):
         sampler, loaded, generator = make(), make(), seeded()
@@ -101,7 +98,7 @@ def test_draws_are_those_of_the_sampler_in_a_buffer_and_go_on_from_a_saved_state
     assert drawn(loaded, rb.storage, 6) == drawn(sampler, rb.storage, 6)
 
 
-def test_a_storage_that_was_never_in_a_buffer() -> None:
+def test_a_storage_that_was_never_in_a_buffer():
     storage = ListStorage(8)
     for sampler in (RandomSampler(), PrioritizedSampler(4, 1.0, 1.0), SliceSampler(slice_len=2)):
         with pytest.raises(EmptyBufferError):
@@ -123,7 +120,7 @@ def test_a_storage_that_was_never_in_a_buffer() -> None:
 # -- priorities -------------------------------------------------------------------------------------------------------
 
 
-def test_rows_without_a_priority_get_the_default_one() -> None:
+def test_rows_without_a_priority_get_the_default_one():
     sampler = PrioritizedSampler(10, 1.0, 1.0, eps=0.0)
     assert sampler.default_priority == RandomSampler().default_priority == 1.0
     sampler.update_priority(torch.tensor([1, 0]), torch.tensor([5.0, 2.0]))
@@ -139,7 +136,7 @@ def test_rows_without_a_priority_get_the_default_one() -> None:
         RandomSampler().update_priority(torch.tensor([1]), 1.0)
 
 
-def test_bad_indices_and_priorities_change_nothing() -> None:
+def test_bad_indices_and_priorities_change_nothing():
     bad: list[Any] = [
         ([4], 1.0, SlotError, "slot 4 is out of range: .* keeps priorities for max_capacity=4"),
         ([-1, 1], [5.0, 2.0], SlotError, r"index -1 is out of range: .* as in rb\[-1\]"),
@@ -159,7 +156,7 @@ def test_bad_indices_and_priorities_change_nothing() -> None:
             assert sampler.priorities.tolist() == [1.0, 2.0, 3.0, 4.0]
 
 
-def test_a_storage_may_be_smaller_than_the_sampler_but_not_its_rows_more() -> None:
+def test_a_storage_may_be_smaller_than_the_sampler_but_not_its_rows_more():
     sampler = PrioritizedSampler(20, 1.0, 1.0, eps=0.0)
     sampler.update_priority(range(20), torch.arange(20.0))
     assert set(drawn(sampler, bare(3, 5), 100)) == {1, 2}
@@ -175,7 +172,7 @@ def test_a_storage_may_be_smaller_than_the_sampler_but_not_its_rows_more() -> No
 # -- slices and fields ------------------------------------------------------------------------------------------------
 
 
-def test_episodes_are_read_again_at_each_draw() -> None:
+def test_episodes_are_read_again_at_each_draw():
     rb = ring(8)
     rb.extend({"traj": torch.tensor([0, 0, 0, 1, 1, 1, 1, 1])})
     sampler = SliceSampler(slice_len=4, traj_key="traj")
@@ -194,7 +191,7 @@ def test_episodes_are_read_again_at_each_draw() -> None:
     assert seen(sampler) == seen(kept) == {2}
 
 
-def test_samplers_say_whether_a_batch_can_be_drawn() -> None:
+def test_samplers_say_whether_a_batch_can_be_drawn():
     storage = episodes(4, 2)
     answers: list[Any] = [
         (SliceSampler(slice_len=4), 8, True),
@@ -217,7 +214,7 @@ def test_samplers_say_whether_a_batch_can_be_drawn() -> None:
 # -- states, requests, ensembles --------------------------------------------------------------------------------------
 
 
-def test_states_of_others_are_refused(tmp_path: Path) -> None:
+def test_states_of_others_are_refused(tmp_path):
     RandomSampler().dumps(tmp_path / "random")
     with pytest.raises(CheckpointError):
         SamplerWithoutReplacement().loads(tmp_path / "random")
@@ -228,7 +225,7 @@ def test_states_of_others_are_refused(tmp_path: Path) -> None:
         RandomSampler().loads(tmp_path / "none")
 
 
-def test_bad_requests_are_named() -> None:
+def test_bad_requests_are_named():
     storage = TensorStorage(torch.arange(4))
     for size in (-1, 1.5, "x", None, True):
         with pytest.raises((OptionError, KindError), match="batch_size must be"):
@@ -237,7 +234,7 @@ def test_bad_requests_are_named() -> None:
         RandomSampler().sample(ReplayBuffer(storage=storage), 2)  # type: ignore[arg-type]
 
 
-def test_an_ensemble_samples_its_members(tmp_path: Path) -> None:
+def test_an_ensemble_samples_its_members(tmp_path):
     storages: Any = StorageEnsemble(bare(4), bare(8))
     mix = SamplerEnsemble(SamplerWithoutReplacement(), RandomSampler(), p=[0.25, 0.75], num_buffer_sampled=4)
     found, info = mix.sample(storages, 8, generator=seeded())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -21,9 +21,6 @@ from ostinato.errors import (
 from ...effort import examples
 from ...registry import seeded
 from ..buffers.refusals import raises
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CAPACITY = 8
 
@@ -67,7 +64,7 @@ WRITES = st.lists(st.booleans() | st.just(False), min_size=1, max_size=CAPACITY 
 
 @examples(1)
 @given(st.lists(WRITES | st.integers(1, 3), max_size=20), st.integers(1, 4), st.sampled_from([0, 4]))
-def test_new_windows_come_first_each_once(calls: list[Any], length: int, larger: int) -> None:
+def test_new_windows_come_first_each_once(calls, length, larger):
     buffer, model = make(length), Model(length)
     for call in calls:
         if isinstance(call, list):
@@ -88,7 +85,7 @@ def test_new_windows_come_first_each_once(calls: list[Any], length: int, larger:
         assert other.sample()["t"].tolist() == window
 
 
-def test_after_the_queue_draws_are_those_of_a_slice_sampler() -> None:
+def test_after_the_queue_draws_are_those_of_a_slice_sampler():
     buffer, plain = make(2, capacity=20), SliceSampler(slice_len=2, end_key="done")
     buffer.extend(rows(0, [False, False, True, False, False, False, False, True]))
     with pytest.raises(UsageError):
@@ -102,7 +99,7 @@ def test_after_the_queue_draws_are_those_of_a_slice_sampler() -> None:
     assert found[1:, 0].tolist() == plain.draw(buffer._engine.view(), 78, same).slots.tolist()
 
 
-def test_flags_and_masks_are_those_of_slices() -> None:
+def test_flags_and_masks_are_those_of_slices():
     buffer = make(3, 2, capacity=20, strict_length=False, pad_output=True)
     buffer.extend({**rows(0, [False, False, False, True]), "is_init": torch.zeros(4, dtype=torch.bool)})
     batch, info = buffer.sample(return_info=True)
@@ -112,7 +109,7 @@ def test_flags_and_masks_are_those_of_slices() -> None:
     assert info["is_init"].flatten()[:3].tolist() == [True, False, False]
 
 
-def test_interleaved_episodes_have_windows_of_their_own() -> None:
+def test_interleaved_episodes_have_windows_of_their_own():
     buffer = make(2, capacity=20, end_key=None, traj_key="episode")
     buffer.extend({"t": torch.arange(8), "episode": torch.tensor([0, 1, 0, 1, 2, 0, 1, 0])})
     assert buffer.sample(6)["t"].tolist() == [0, 2, 1, 3, 5, 7]
@@ -120,7 +117,7 @@ def test_interleaved_episodes_have_windows_of_their_own() -> None:
     assert buffer.sample(4)["t"].tolist() == [4, 8, 6, 9]
 
 
-def test_edits_of_ends_drop_windows_and_rows_that_were_there_before_are_in_no_window() -> None:
+def test_edits_of_ends_drop_windows_and_rows_that_were_there_before_are_in_no_window():
     buffer = make(2)
     buffer.extend(rows(0, [False] * 5))
     buffer.set_at_("done", torch.tensor([True]), [0])  # the window 0, 1 is in two episodes now
@@ -137,14 +134,14 @@ def test_edits_of_ends_drop_windows_and_rows_that_were_there_before_are_in_no_wi
         other.sample()
 
 
-def test_errors() -> None:
+def test_errors():
     raises(
         (lambda: StreamingSliceSampler(slice_len=0), OptionError, "slice_len must be a positive integer"),
         (lambda: make(3, capacity=2), CapacityError, "max_size >= 3"),
     )
 
 
-def test_states_are_checked(tmp_path: Path) -> None:
+def test_states_are_checked(tmp_path):
     buffer = make(2)
     buffer.extend(rows(0, [False] * 5))
     buffer.sampler.dumps(tmp_path)

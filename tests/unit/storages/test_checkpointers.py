@@ -92,7 +92,7 @@ def assert_same(one: Any, other: Any) -> None:
         (TensorStorageCheckpointer, LazyTensorStorage, 1),
     ],
 )
-def test_round_trip(layout: Any, storage: Any, ndim: int, written: int, tmp_path: Path) -> None:
+def test_round_trip(layout, storage, ndim, written, tmp_path):
     def make() -> ReplayBuffer:
         made = ReplayBuffer(storage=storage(24, ndim=ndim), batch_size=4, dim_extend=0 if ndim == 2 else None)
         made.storage.checkpointer = layout()
@@ -116,7 +116,7 @@ def test_round_trip(layout: Any, storage: Any, ndim: int, written: int, tmp_path
     assert not verify(tmp_path / "saved").damage
 
 
-def test_layouts_hold_observations_once_and_do_not_mix(tmp_path: Path) -> None:
+def test_layouts_hold_observations_once_and_do_not_mix(tmp_path):
     rows = {}
     for layout in (TensorStorageCheckpointer, FlatStorageCheckpointer, NestedStorageCheckpointer):
         rb = ring(20, checkpointer=layout())
@@ -137,7 +137,7 @@ def test_layouts_hold_observations_once_and_do_not_mix(tmp_path: Path) -> None:
         rb.loads(tmp_path / "NestedStorageCheckpointer", mmap=True)
 
 
-def test_hooks_run_in_order_wherever_they_were_registered(tmp_path: Path) -> None:
+def test_hooks_run_in_order_wherever_they_were_registered(tmp_path):
     calls: list[str] = []
 
     def hook(name: str) -> Callable[..., Any]:
@@ -166,7 +166,7 @@ def test_hooks_run_in_order_wherever_they_were_registered(tmp_path: Path) -> Non
     assert calls == flat + split
 
 
-def test_nested_hooks_alone(tmp_path: Path) -> None:
+def test_nested_hooks_alone(tmp_path):
     data = steps(0, 12)
     nested = TED2Nested()(data)
     TED2Nested()(data, path=tmp_path / "nested")
@@ -194,7 +194,7 @@ def saved_h5(tmp_path: Path) -> Path:
     return tmp_path / "file.h5"
 
 
-def test_other_programs_read_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_programs_read_the_file(tmp_path, monkeypatch):
     path, storage = saved_h5(tmp_path), LazyTensorStorage(20)
     with pytest.importorskip("h5py").File(path) as file:
         assert [name for name in file if name.startswith("traj")] == ["traj_0", "traj_1", "traj_2", "traj_3"]
@@ -244,7 +244,7 @@ HOSTILE: list[Any] = [
 ]
 
 
-def test_hostile_and_damaged_files_and_wrong_uses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hostile_and_damaged_files_and_wrong_uses(tmp_path, monkeypatch):
     path, storage, checkpointer = saved_h5(tmp_path), LazyTensorStorage(20), H5StorageCheckpointer()
     h5py = pytest.importorskip("h5py")
     storage.set(range(3), steps(40, 3))
@@ -276,7 +276,7 @@ def test_hostile_and_damaged_files_and_wrong_uses(tmp_path: Path, monkeypatch: p
         checkpointer.loads(storage, tmp_path / "dir")
 
 
-def test_lists_and_ensembles(tmp_path: Path) -> None:
+def test_lists_and_ensembles(tmp_path):
     items, other = ListStorage(5), ListStorage(5)
     items.set(range(2), [1, 2])
     savers: list[Any] = [
@@ -317,7 +317,7 @@ def make_rows(kind: str) -> Any:
 
 
 @pytest.mark.parametrize("make", [LazyTensorStorage, LazyMemmapStorage])
-def test_rows_come_back(make: Any, tmp_path: Path) -> None:
+def test_rows_come_back(make, tmp_path):
     for kind in ("tensor", "tensordict", "tensorclass", "nested", "text"):
         storage, empty, used, given = make(9), make(7), make(7), make_rows(kind)
         storage.set(range(4), given)
@@ -336,7 +336,7 @@ def test_rows_come_back(make: Any, tmp_path: Path) -> None:
             same_state(*(x.to_tensordict() if is_tensorclass(x) else x for x in (again[:], given)))
 
 
-def test_a_load_that_does_not_fit_changes_nothing(tmp_path: Path) -> None:
+def test_a_load_that_does_not_fit_changes_nothing(tmp_path):
     storage, items = LazyTensorStorage(4), ListStorage(4)
     storage.set(range(3), rows(range(3)))
     storage.dumps(tmp_path / "s")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bz2
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -15,9 +15,6 @@ from ostinato.tools.verify import verify
 
 from ...registry import Half
 from ...tags import same_state
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 BZ2 = Codec("bz2", bz2.compress, bz2.decompress)
 
@@ -31,7 +28,7 @@ def rows(first: int, count: int) -> dict[str, Any]:
     return {"obs": x[:, None] * 100 + torch.arange(100), "x": x}
 
 
-def test_bits_of_any_dtype() -> None:
+def test_bits_of_any_dtype():
     numbers = torch.arange(4 * 600).view(600, 4).t()
     nan = torch.full((4, 80), float("nan"))
     for values in (
@@ -46,7 +43,7 @@ def test_bits_of_any_dtype() -> None:
         same_state(rb[:]["x"], values)
 
 
-def test_bytes_stay_compressed_in_memory_and_files(tmp_path: Path) -> None:
+def test_bytes_stay_compressed_in_memory_and_files(tmp_path):
     frames = torch.zeros(64, 84, 84, 4, dtype=torch.uint8)
     frames[:, 20:40, 30:50] = torch.arange(64, dtype=torch.uint8).view(64, 1, 1, 1)
     rb = buffer("zlib", 64)
@@ -62,7 +59,7 @@ def test_bytes_stay_compressed_in_memory_and_files(tmp_path: Path) -> None:
     assert torch.equal(raw["obs"], frames)
 
 
-def test_full_rings_are_loaded_by_other_codecs(tmp_path: Path) -> None:
+def test_full_rings_are_loaded_by_other_codecs(tmp_path):
     """By the same one: `BufferContract`."""
     for saved, loaded in ((None, "zlib"), ("zlib", {"obs": "zlib", "x": BZ2}), ({"obs": BZ2},) * 2):
         rb, bigger = buffer(saved, 8), buffer(loaded, 10)
@@ -74,7 +71,7 @@ def test_full_rings_are_loaded_by_other_codecs(tmp_path: Path) -> None:
         buffer("zlib").loads(tmp_path)
 
 
-def test_incremental_saves_continue_and_are_not_mapped(tmp_path: Path) -> None:
+def test_incremental_saves_continue_and_are_not_mapped(tmp_path):
     rb, again = buffer("zlib"), buffer("zlib")
     for first in (0, 10):
         rb.extend(rows(first, 10))
@@ -87,7 +84,7 @@ def test_incremental_saves_continue_and_are_not_mapped(tmp_path: Path) -> None:
         buffer("zlib").loads(tmp_path, mmap=True)
 
 
-def test_a_damaged_value_raises_when_it_is_read() -> None:
+def test_a_damaged_value_raises_when_it_is_read():
     rb = buffer({"obs": "zlib"}, 8)
     rb.extend(rows(0, 4))
     state = rb.storage.state_dict()
@@ -113,7 +110,7 @@ WRONG: list[Any] = [
 ]
 
 
-def test_wrong_options_and_fields_raise() -> None:
+def test_wrong_options_and_fields_raise():
     for options, width, message in WRONG:
         with pytest.raises(OptionError, match=message):  # when it is made, or with the first rows
             ReplayBuffer(storage=LazyTensorStorage(8, **options)).extend({"obs": torch.zeros(2, width)})

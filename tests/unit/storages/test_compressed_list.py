@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,9 +15,6 @@ from ostinato.durable.codecs import has_zstd
 from ostinato.errors import CheckpointError, KindError, OptionError
 
 from ...tags import same_state
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CODECS = ["zlib", pytest.param("zstd", marks=pytest.mark.skipif(not has_zstd(), reason="needs ostinato[zstd]"))]
 
@@ -67,7 +64,7 @@ def rows() -> list[Any]:
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_rows_of_each_kind_come_back(codec: str) -> None:
+def test_rows_of_each_kind_come_back(codec):
     rb, given = buffer(codec), rows()
     rb.extend(given)
     check(rb[:], given)
@@ -83,7 +80,7 @@ def test_rows_of_each_kind_come_back(codec: str) -> None:
 
 
 @pytest.mark.parametrize("other", CODECS)
-def test_memory_and_checkpoints_hold_compressed_bytes(other: str, tmp_path: Path) -> None:
+def test_memory_and_checkpoints_hold_compressed_bytes(other, tmp_path):
     rb, loaded, given = buffer("zlib"), buffer(other), [torch.zeros(100_000), *rows()]
     rb.extend(given)
     assert 0 < rb.storage.bytes() == rb.storage.nbytes < 5_000  # type: ignore[attr-defined]
@@ -95,7 +92,7 @@ def test_memory_and_checkpoints_hold_compressed_bytes(other: str, tmp_path: Path
     assert rb.storage.nbytes == 0
 
 
-def test_objects_are_pickled_only_if_allowed(tmp_path: Path) -> None:
+def test_objects_are_pickled_only_if_allowed(tmp_path):
     rb = buffer()
     rb.extend([{"x": torch.ones(3), "o": {1, 2}}])
     with pytest.raises(CheckpointError, match="allow_pickle=True"):
@@ -109,7 +106,7 @@ def test_objects_are_pickled_only_if_allowed(tmp_path: Path) -> None:
     assert allowed[0]["o"] == {1, 2}
 
 
-def test_damaged_states_raise() -> None:
+def test_damaged_states_raise():
     storage, other = CompressedListStorage(5), CompressedListStorage(5)
     storage.set(range(2), [torch.ones(3), torch.ones(4)])
     leaf = ["leaf", 0, "float32", [3], False]
@@ -122,7 +119,7 @@ def test_damaged_states_raise() -> None:
         assert len(other) == 0
 
 
-def test_functions_of_the_user(tmp_path: Path) -> None:
+def test_functions_of_the_user(tmp_path):
     calls = []
 
     def decompress(blob: torch.Tensor, metadata: dict[str, Any]) -> torch.Tensor:
@@ -144,7 +141,7 @@ def test_functions_of_the_user(tmp_path: Path) -> None:
         buffer().loads(tmp_path)
 
 
-def test_wrong_options_and_rows_raise() -> None:
+def test_wrong_options_and_rows_raise():
     with pytest.raises(OptionError, match="compression_level of zlib must be an integer from 0 to 9"):
         CompressedListStorage(5, codec="zlib", compression_level=22)
     with pytest.raises(OptionError):

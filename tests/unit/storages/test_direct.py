@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,9 +30,6 @@ from ostinato.errors import (
 from ...tags import read_ids, rows
 from ..buffers.refusals import raises
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 MAKERS: dict[str, Any] = {
     "tensor": LazyTensorStorage,
     "mapped": LazyMemmapStorage,
@@ -56,7 +53,7 @@ def ids(storage: Storage) -> list[int]:
 
 
 @every_storage
-def test_rows_are_written_at_any_kind_of_cursor(make: Any) -> None:
+def test_rows_are_written_at_any_kind_of_cursor(make):
     for cursor in CURSORS:
         storage = make(6)
         storage.set(range(2), rows([0, 1], "tensordict"))
@@ -77,7 +74,7 @@ def test_rows_are_written_at_any_kind_of_cursor(make: Any) -> None:
 
 
 @every_storage
-def test_refused_writes_change_nothing(make: Any) -> None:
+def test_refused_writes_change_nothing(make):
     storage = make(4)
     storage.set(range(2), rows([0, 1], "tensordict"))
     three = rows([5, 6, 7], "tensordict")
@@ -102,7 +99,7 @@ def test_refused_writes_change_nothing(make: Any) -> None:
     assert fresh.schema is None
 
 
-def test_steps_of_environments_are_written() -> None:
+def test_steps_of_environments_are_written():
     grid = torch.arange(12).view(4, 3)
     for kind in ("tensor", "tensordict"):
         storage = LazyTensorStorage(12, ndim=2)
@@ -119,7 +116,7 @@ def test_steps_of_environments_are_written() -> None:
 
 
 @every_storage
-def test_contains(make: Any) -> None:
+def test_contains(make):
     storage = make(9)
     assert 0 not in storage
     storage.set(range(4), rows(range(4), "tensordict"))
@@ -130,7 +127,7 @@ def test_contains(make: Any) -> None:
         storage.contains("a")
 
 
-def test_rows_of_a_single_copy_storage_are_written_in_order() -> None:
+def test_rows_of_a_single_copy_storage_are_written_in_order():
     storage, steps = LazyTensorStorage(4, single_copy=True), torch.arange(2)
     with pytest.raises(OptionError):
         storage.set([1, 0], {"obs": steps, "next": {"obs": steps + 1}})
@@ -145,7 +142,7 @@ def single_in_two_dimensions() -> LazyTensorStorage:
     return storage
 
 
-def test_options_of_tensor_storages() -> None:
+def test_options_of_tensor_storages():
     two = torch.zeros(2)
     raises(
         (lambda: TensorStorage(None), OptionError, "Expected storage to be non-null"),
@@ -168,7 +165,7 @@ def test_options_of_tensor_storages() -> None:
     assert storage.consolidated
 
 
-def test_a_list_storage_moves_rows_to_its_device() -> None:
+def test_a_list_storage_moves_rows_to_its_device():
     storage, kept = ListStorage(3, device="meta"), ListStorage(3)
     storage.set(0, {"a": torch.zeros(2), "text": "x"})
     assert (storage[0]["a"].device.type, storage[0]["text"]) == ("meta", "x")
@@ -176,7 +173,7 @@ def test_a_list_storage_moves_rows_to_its_device() -> None:
     assert kept[0].device.type == "meta", "without device= rows stay where they are"
 
 
-def test_an_ensemble_reads_and_loads_rows_of_its_storages(tmp_path: Path) -> None:
+def test_an_ensemble_reads_and_loads_rows_of_its_storages(tmp_path):
     parts = LazyTensorStorage(3), ListStorage(4)
     ensemble = StorageEnsemble(*parts, transforms=[lambda rows: rows + 100, None])
     parts[0].set(range(3), torch.arange(3))

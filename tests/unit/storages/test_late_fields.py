@@ -24,7 +24,7 @@ def with_late(ids: list[int], factor: int = 10) -> dict[str, Any]:
     return {**rows, "late": rows["id"] * factor}
 
 
-def test_rows_that_differ_raise_with_field_and_count() -> None:
+def test_rows_that_differ_raise_with_field_and_count():
     """`stateful/test_buffer_machine.py` has every order of calls."""
     rb = rb_of_five()
     rb.write_all(with_late([0, 1, 2]), end=3)
@@ -36,7 +36,7 @@ def test_rows_that_differ_raise_with_field_and_count() -> None:
     )
 
 
-def test_an_edit_of_some_rows_brings_no_new_field() -> None:
+def test_an_edit_of_some_rows_brings_no_new_field():
     """It would make every later sample fail; one that all rows have by then may be written to any of them."""
     indices: list[Any] = [0, -1, [0, 1], slice(1, 3), torch.tensor([True] + [False] * 4)]
     for index in indices:
@@ -52,7 +52,7 @@ def test_an_edit_of_some_rows_brings_no_new_field() -> None:
     assert rb["other"].tolist() == [4, 3, 2, 1, 0]
 
 
-def test_the_field_keeps_its_form() -> None:
+def test_the_field_keeps_its_form():
     rb, data = rb_of_five(), with_late([0, 1, 2, 3, 4])
     nbytes = rb.storage.nbytes
     rb.write_all(data)

@@ -43,7 +43,7 @@ def check(batch: Any, index: Any = None) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", [ReplayBuffer, TensorDictReplayBuffer])
-def test_samples_and_reads_are_lazy_stacks(kind: Any) -> None:
+def test_samples_and_reads_are_lazy_stacks(kind):
     rb = filled(kind)
     lazy = 0
     for _ in range(5):
@@ -58,7 +58,7 @@ def test_samples_and_reads_are_lazy_stacks(kind: Any) -> None:
         assert check(rb[index]) == torch.arange(3)[index].tolist()
 
 
-def test_a_batch_shares_no_memory_with_the_rows_stored() -> None:
+def test_a_batch_shares_no_memory_with_the_rows_stored():
     kinds: list[Any] = [row, lambda n: TensorDict({"n": {"x": torch.arange(n + 1)}, "y": torch.zeros(2)})]
     for storage, make in itertools.product((ListStorage, LazyStackStorage), kinds):
         rb, given = ReplayBuffer(storage=storage(10), batch_size=6), [make(n) for n in range(3)]
@@ -83,7 +83,7 @@ OTHERS: list[Any] = [
 ]
 
 
-def test_other_rows_need_a_collate_fn_and_the_error_says_so() -> None:
+def test_other_rows_need_a_collate_fn_and_the_error_says_so():
     for make, reason in OTHERS:
         rb, listed = (ReplayBuffer(storage=ListStorage(10), batch_size=8, collate_fn=fn) for fn in (None, list))
         for each in (rb, listed):
@@ -115,7 +115,7 @@ def sequences(lengths: list[int] = LENGTHS) -> list[TensorDict]:
 
 
 @pytest.mark.parametrize("layout", ["lazy", "nested", "padded"])
-def test_batches_have_the_rows_in_every_layout(layout: Any) -> None:
+def test_batches_have_the_rows_in_every_layout(layout):
     storage, sampler = LazyStackStorage(10, layout=layout), SamplerWithoutReplacement(shuffle=False)
     rb = TensorDictReplayBuffer(storage=storage, batch_size=4, sampler=sampler)
     for one in sequences():
@@ -138,7 +138,7 @@ def test_batches_have_the_rows_in_every_layout(layout: Any) -> None:
         assert [row.tolist() for row in tokens] == [list(range(1, n + 1)) for n in LENGTHS]
 
 
-def test_stack_dim_counts_among_the_batch_dimensions() -> None:
+def test_stack_dim_counts_among_the_batch_dimensions():
     storage = LazyStackStorage(4, stack_dim=-1)
     storage.set(range(2), [TensorDict({"a": torch.zeros(3, 5) + i}, [3]) for i in range(2)])
     assert storage[:].batch_size == torch.Size([3, 2])
@@ -150,7 +150,7 @@ def test_stack_dim_counts_among_the_batch_dimensions() -> None:
         wrong[:]
 
 
-def test_options_and_rows_that_raise() -> None:
+def test_options_and_rows_that_raise():
     with pytest.raises(OptionError, match="stack_dim"):
         LazyStackStorage(4, layout="padded", stack_dim=1)
     storage = LazyStackStorage(4)

@@ -36,7 +36,7 @@ def reopened(path: Path, capacity: int = 7) -> LazyMemmapStorage:
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_a_flushed_storage_opens_again_with_its_rows(packed: bool, tmp_path: Path) -> None:
+def test_a_flushed_storage_opens_again_with_its_rows(packed, tmp_path):
     for count in (3, 7, 20):
         path = tmp_path / str(count)
         rb = flushed(path, count, packed=packed)
@@ -55,7 +55,7 @@ def test_a_flushed_storage_opens_again_with_its_rows(packed: bool, tmp_path: Pat
     assert torch.equal(envs["a"], rb.storage["a"])
 
 
-def test_an_existing_directory_needs_existsok(tmp_path: Path) -> None:
+def test_an_existing_directory_needs_existsok(tmp_path):
     old = flushed(tmp_path / "s")
     rb = ReplayBuffer(storage=LazyMemmapStorage(7, scratch_dir=tmp_path / "s"))
     assert len(rb) == 0, "rows of another storage"
@@ -69,7 +69,7 @@ def test_an_existing_directory_needs_existsok(tmp_path: Path) -> None:
     assert rb.extend(torch.arange(3)).tolist() == [0, 1, 2]
 
 
-def test_files_of_a_run_that_never_flushed_are_not_taken_for_rows(tmp_path: Path) -> None:
+def test_files_of_a_run_that_never_flushed_are_not_taken_for_rows(tmp_path):
     rb = buffer(LazyMemmapStorage(7, scratch_dir=tmp_path / "s"))
     fill(rb, range(5))
     again = buffer(reopened(tmp_path / "s"))
@@ -96,7 +96,7 @@ def _other_rows() -> Any:
 
 
 @pytest.mark.parametrize("write", list(WRITES))
-def test_a_write_takes_back_what_was_flushed(write: str, tmp_path: Path) -> None:
+def test_a_write_takes_back_what_was_flushed(write, tmp_path):
     """Else a process that ends without another flush would leave old and new rows mixed."""
     flushed(tmp_path / "s", 5)
     rb = buffer(reopened(tmp_path / "s"))
@@ -121,7 +121,7 @@ def misspelt(block: Path) -> None:
     manifest.write_text(manifest.read_text().replace('"rows"', '"sorw"', 1))
 
 
-def test_damaged_files_are_refused(tmp_path: Path) -> None:
+def test_damaged_files_are_refused(tmp_path):
     flushed(tmp_path / "s")
     for capacity, ndim in ((8, 1), (7, 2)):
         with pytest.raises(CheckpointError, match=r"max_size=7, ndim=1.*got"):
@@ -134,7 +134,7 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
             reopened(copy)
 
 
-def test_flush_needs_rows_and_a_directory(tmp_path: Path) -> None:
+def test_flush_needs_rows_and_a_directory(tmp_path):
     temporary = LazyMemmapStorage(7)
     fill(buffer(temporary), range(3))
     empty = LazyMemmapStorage(7, scratch_dir=tmp_path / "s")
@@ -146,7 +146,7 @@ def test_flush_needs_rows_and_a_directory(tmp_path: Path) -> None:
     assert LazyMemmapStorage(7, device="auto").device.type == "cpu"
 
 
-def test_files_hold_the_rows_themselves_and_their_space_is_reserved_at_once(tmp_path: Path) -> None:
+def test_files_hold_the_rows_themselves_and_their_space_is_reserved_at_once(tmp_path):
     """Writing to a mapped file on a full disk would end the process."""
     storage = LazyMemmapStorage(100, scratch_dir=tmp_path / "s", packed=False)
     storage.set(range(4), torch.arange(40_000).view(4, -1))
@@ -157,7 +157,7 @@ def test_files_hold_the_rows_themselves_and_their_space_is_reserved_at_once(tmp_
     assert torch.from_file(str(block), size=40_000, dtype=torch.int64).tolist() == list(range(40_000))
 
 
-def test_a_full_disk_is_refused_before_files_are_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_refused_before_files_are_made(tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
     rb = ReplayBuffer(storage=LazyMemmapStorage(100, scratch_dir=tmp_path / "s"))
     with monkeypatch.context() as patch:
@@ -168,7 +168,7 @@ def test_a_full_disk_is_refused_before_files_are_made(tmp_path: Path, monkeypatc
     assert rb.add(torch.zeros(1000)) == 0
 
 
-def test_close_removes_temporary_files_and_keeps_others(tmp_path: Path) -> None:
+def test_close_removes_temporary_files_and_keeps_others(tmp_path):
     with LazyMemmapStorage(8) as storage, LazyMemmapStorage(8, scratch_dir=tmp_path / "kept") as kept:
         for each in (storage, kept):
             each.set(range(4), torch.arange(4))
@@ -184,7 +184,7 @@ def test_close_removes_temporary_files_and_keeps_others(tmp_path: Path) -> None:
     storage.close()
 
 
-def test_cleanup_keeps_the_rows_in_memory(tmp_path: Path) -> None:
+def test_cleanup_keeps_the_rows_in_memory(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     storage = LazyMemmapStorage(5, scratch_dir=tmp_path)
     assert storage.cleanup() is False, "there are no files yet"
@@ -197,7 +197,7 @@ def test_cleanup_keeps_the_rows_in_memory(tmp_path: Path) -> None:
     assert storage[:].tolist() == list(range(5))
 
 
-def test_cleanup_leaves_the_files_that_replaced_its_own(tmp_path: Path) -> None:
+def test_cleanup_leaves_the_files_that_replaced_its_own(tmp_path):
     old = LazyMemmapStorage(5, scratch_dir=tmp_path / "s", auto_cleanup=True)
     old.set(range(3), torch.arange(3))
     new = reopened(tmp_path / "s", 5)
@@ -208,7 +208,7 @@ def test_cleanup_leaves_the_files_that_replaced_its_own(tmp_path: Path) -> None:
     assert reopened(tmp_path / "s", 5)[:].tolist() == [10, 11, 12]
 
 
-def test_saving_to_its_own_directory_copies_nothing(tmp_path: Path) -> None:
+def test_saving_to_its_own_directory_copies_nothing(tmp_path):
     storage = LazyMemmapStorage(5, scratch_dir=tmp_path / "s")
     storage.set(range(3), torch.arange(3))
     storage.dumps(tmp_path / "s")
@@ -223,7 +223,7 @@ def test_saving_to_its_own_directory_copies_nothing(tmp_path: Path) -> None:
         again.loads(tmp_path / "s")
 
 
-def test_a_checkpoint_directory_may_contain_the_mapped_files(tmp_path: Path) -> None:
+def test_a_checkpoint_directory_may_contain_the_mapped_files(tmp_path):
     rb, again = (ReplayBuffer(storage=LazyMemmapStorage(5, scratch_dir=tmp_path / name / "storage")) for name in "ab")
     rb.extend(torch.arange(3))
     for _ in range(2):

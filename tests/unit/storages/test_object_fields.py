@@ -82,7 +82,7 @@ def check(rows: Any) -> None:
 
 
 @pytest.mark.parametrize("storage", list(STORAGES))
-def test_text_is_returned_with_its_rows_and_edits_reach_it(storage: str) -> None:
+def test_text_is_returned_with_its_rows_and_edits_reach_it(storage):
     rb = TensorDictReplayBuffer(storage=STORAGES[storage](5), batch_size=32)
     rb.extend(letters(0, 3))
     rb.add(letters(3, 4)[0])
@@ -108,7 +108,7 @@ def test_text_is_returned_with_its_rows_and_edits_reach_it(storage: str) -> None
     check(rb[:])
 
 
-def test_rows_of_a_dict_give_lists() -> None:
+def test_rows_of_a_dict_give_lists():
     rb = ring(6, batch_size=16)
     rb.extend({"a": ["u", None], "b": np.array(["v", "w"]), "c": (b"1", b"2"), "x": torch.arange(2)})
     rb.add({"a": {"any": ["object"]}, "b": "z", "c": None, "x": torch.tensor(2)})
@@ -126,7 +126,7 @@ def test_rows_of_a_dict_give_lists() -> None:
     assert rb["a"] == [None, *stored["a"][1:], "u"]
 
 
-def test_rows_of_tensordicts_give_stacks() -> None:
+def test_rows_of_tensordicts_give_stacks():
     rb = TensorDictReplayBuffer(storage=LazyTensorStorage(4), writer=ReservoirWriter())
     rb.extend(letters(0, 50))
     check(rb[:])
@@ -144,7 +144,7 @@ def test_rows_of_tensordicts_give_stacks() -> None:
     assert list(batch.text) == ["ab"[i] for i in batch.x.tolist()]
 
 
-def test_two_dimensions_in_either_order() -> None:
+def test_two_dimensions_in_either_order():
     data = TensorDict({"p": [["a", "b", "c"], ["d", "e", "f"]], "x": torch.arange(6).view(2, 3)}, [2, 3])
     forms: list[Any] = [data, {"p": [list(row) for row in data["p"]], "x": data["x"]}]
     for rows, dim in zip(forms * 2, (0, 0, 1, 1), strict=True):
@@ -164,7 +164,7 @@ def test_two_dimensions_in_either_order() -> None:
         TensorDictReplayBuffer(storage=LazyTensorStorage(4)).add(data[0])
 
 
-def test_windows_hold_the_text_of_their_rows() -> None:
+def test_windows_hold_the_text_of_their_rows():
     def sample(**options: Any) -> Any:
         rb = TensorDictReplayBuffer(storage=LazyTensorStorage(30), batch_size=12, **options)
         data = letters(0, 20)
@@ -196,7 +196,7 @@ WRONG: list[Any] = [
 ]
 
 
-def test_text_that_does_not_fit_raises_and_changes_nothing() -> None:
+def test_text_that_does_not_fit_raises_and_changes_nothing():
     rb, bare = (ring(3) for _ in range(2))
     for text in (np.array([1, "a"], dtype=object), None, object()):
         with pytest.raises(OstinatoError, match="'p'"):
@@ -224,7 +224,7 @@ def saved(storage: Any, path: Path, **options: Any) -> ReplayBuffer:
 
 
 @pytest.mark.parametrize("storage", ["packed", "list"])
-def test_checkpoints_hold_text(storage: str, tmp_path: Path) -> None:
+def test_checkpoints_hold_text(storage, tmp_path):
     rb = TensorDictReplayBuffer(storage=STORAGES[storage](5), batch_size=8)
     for first, stop in ((0, 3), (3, 8)):
         rb.extend(letters(first, stop))
@@ -250,7 +250,7 @@ def test_checkpoints_hold_text(storage: str, tmp_path: Path) -> None:
         check(again[:])
 
 
-def test_text_is_utf8_and_other_values_json(tmp_path: Path) -> None:
+def test_text_is_utf8_and_other_values_json(tmp_path):
     rows = TensorDict(
         {"x": torch.arange(2), "t": ["\u00e4", ""], "v": NonTensorStack("\ud800", NonTensorData(None))}, [2]
     )
@@ -265,7 +265,7 @@ def test_text_is_utf8_and_other_values_json(tmp_path: Path) -> None:
     assert [field.dtype for field in inspect_checkpoint(tmp_path).fields] == ["object", "object", "int64"]
 
 
-def test_other_objects_are_pickled_only_on_request(tmp_path: Path) -> None:
+def test_other_objects_are_pickled_only_on_request(tmp_path):
     for kind in (LazyTensorStorage, LazyMemmapStorage):
         rb, trusted = (TensorDictReplayBuffer(storage=kind(5, allow_pickle=allowed)) for allowed in (False, True))
         for each in (rb, trusted):
@@ -279,7 +279,7 @@ def test_other_objects_are_pickled_only_on_request(tmp_path: Path) -> None:
         assert saved(kind(5, allow_pickle=True), tmp_path / kind.__name__)["leaf"] == [THING, "a"]
 
 
-def test_damaged_columns_of_text_raise() -> None:
+def test_damaged_columns_of_text_raise():
     rb = TensorDictReplayBuffer(storage=LazyTensorStorage(5))
     rb.extend(TensorDict({"x": torch.arange(2), "t": ["ab", "cd"]}, [2]))
     state = rb.storage.state_dict()
@@ -292,7 +292,7 @@ def test_damaged_columns_of_text_raise() -> None:
             unpack_column("t", form, raw, wrong, allow_pickle=True)
 
 
-def test_flushed_directories_reopen_with_text(tmp_path: Path) -> None:
+def test_flushed_directories_reopen_with_text(tmp_path):
     def reopened() -> LazyMemmapStorage:
         return LazyMemmapStorage(5, scratch_dir=tmp_path, existsok=True)
 
@@ -430,7 +430,7 @@ def wrote(rb: ReplayBuffer, kind: str) -> bool:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("storage", ["packed", "list"])
-def test_every_kind_of_leaf_is_kept_and_saved_bit_for_bit_or_named(storage: str, tmp_path: Path) -> None:
+def test_every_kind_of_leaf_is_kept_and_saved_bit_for_bit_or_named(storage, tmp_path):
     for kind in LEAVES:
         rb, again = (ReplayBuffer(storage=STORAGES[storage](4)) for _ in range(2))
         if not wrote(rb, kind) or "object" in kind:
@@ -448,7 +448,7 @@ def test_every_kind_of_leaf_is_kept_and_saved_bit_for_bit_or_named(storage: str,
 # -- nothing but objects --------------------------------------------------------------------------------------------
 
 
-def test_rows_without_tensors(tmp_path: Path) -> None:
+def test_rows_without_tensors(tmp_path):
     def rows(first: int, stop: int) -> TensorDict:
         return TensorDict({"text": [str(i) for i in range(first, stop)]}, [stop - first])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,9 +35,6 @@ from ...effort import examples
 from ...tags import same_state
 from ..background import in_background
 from ..buffers.refusals import refuses
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 LAYOUTS = ("lazy", "nested", "padded")
 PATHS: list[Any] = ["tokens", ("next", "cloud")]
@@ -110,7 +107,7 @@ def made(
 KINDS = ("list of dicts", "list of TensorDicts", "lazy stack", "dict of lists", "dict", "TensorDict")
 
 
-def test_layouts_are_what_they_are_called() -> None:
+def test_layouts_are_what_they_are_called():
     lazy, nested, padded = (made(layout=layout, kind=TensorDictReplayBuffer, prefetch=2) for layout in LAYOUTS)
     for rb, layout in zip((lazy, nested, padded), LAYOUTS, strict=True):
         rb.extend(rows(range(8), "lazy stack"))
@@ -138,7 +135,7 @@ OPERATIONS = ("extend", "add", "edit", "edit_many", "field", "clear")
     kind=st.sampled_from(KINDS),
 )
 @examples(0.4)
-def test_random_operations_follow_a_plain_model(operations: list[tuple[str, int]], layout: Any, kind: str) -> None:
+def test_random_operations_follow_a_plain_model(operations, layout, kind):
     rb, ids, cursor = made(7, layout), dict[int, int](), 0  # the number of the row in each slot
     for turn, (name, n) in enumerate(operations):
         fresh, last = 10 * turn + 1, len(ids) - 1  # row 0 has no tokens, and lists without numbers have no dtype
@@ -168,7 +165,7 @@ def test_random_operations_follow_a_plain_model(operations: list[tuple[str, int]
             assert lists(batch, layout) == [wanted[slot] for slot in info["index"]]
 
 
-def test_overwritten_values_are_reclaimed() -> None:
+def test_overwritten_values_are_reclaimed():
     storage = RaggedTensorStorage(64, ragged="x", layout="nested")
     rb = ReplayBuffer(storage=storage, batch_size=4)
     generator = np.random.default_rng(0)
@@ -185,7 +182,7 @@ def test_overwritten_values_are_reclaimed() -> None:
     assert storage.nbytes <= 2 * (most + 2 * one_row.nbytes) + 64 * (16 + 8)
 
 
-def test_checkpoints_are_loaded_into_larger_rings_and_inspected(tmp_path: Path) -> None:
+def test_checkpoints_are_loaded_into_larger_rings_and_inspected(tmp_path):
     rb, larger, other = made(8, "padded"), made(20), RaggedTensorStorage(8, ragged=PATHS)
     rb.extend(rows(range(11), "TensorDict"))
     rb.dumps(tmp_path / "saved")
@@ -204,7 +201,7 @@ def test_checkpoints_are_loaded_into_larger_rings_and_inspected(tmp_path: Path) 
     assert found["id"].rows == 8
 
 
-def test_states_of_other_fields_are_refused() -> None:
+def test_states_of_other_fields_are_refused():
     rb = made(8)
     rb.extend(rows(range(5), "dict"))
     state = rb.storage.state_dict()
@@ -218,7 +215,7 @@ def test_states_of_other_fields_are_refused() -> None:
         RaggedTensorStorage(8, ragged=PATHS).load_state_dict(state)
 
 
-def test_units_read_ragged_fields_of_other_rows() -> None:
+def test_units_read_ragged_fields_of_other_rows():
     def sample(unit: Any) -> Any:
         rb = ReplayBuffer(
             storage=RaggedTensorStorage(32, ragged=["obs", ("next", "obs")]), batch_size=8, sample_unit=unit
@@ -239,7 +236,7 @@ def test_units_read_ragged_fields_of_other_rows() -> None:
 HOLLOW = torch.nested.nested_tensor_from_jagged(torch.arange(6), torch.tensor([0, 2, 4]))
 
 
-def test_what_does_not_fit_is_refused_and_changes_nothing() -> None:
+def test_what_does_not_fit_is_refused_and_changes_nothing():
     rb = made(8)
     rb.extend(rows(range(3), "dict"))
     refuses(
@@ -280,7 +277,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing() -> None:
     assert lists(rb[:], "lazy") == [one(row(i)) for i in range(4)]
 
 
-def test_values_are_cast_as_those_of_dense_fields_and_kept_bit_for_bit() -> None:
+def test_values_are_cast_as_those_of_dense_fields_and_kept_bit_for_bit():
     rb = ReplayBuffer(storage=RaggedTensorStorage(8, ragged="x"))
     for values in (torch.arange(3, dtype=torch.float32), [1, 2], np.array([4], dtype=np.int64)):
         rb.add({"x": values})
@@ -294,7 +291,7 @@ def test_values_are_cast_as_those_of_dense_fields_and_kept_bit_for_bit() -> None
         same_state(rb[:]["x"].values(), torch.cat(parts))
 
 
-def test_readers_beside_writers_get_whole_rows() -> None:
+def test_readers_beside_writers_get_whole_rows():
     rb = ReplayBuffer(storage=RaggedTensorStorage(16, ragged="x", layout="nested"), batch_size=8)
     turns = itertools.count(0, 100)
 

@@ -26,7 +26,6 @@ from .test_single_copy_log import Environments, over
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from torch import Tensor
 
@@ -64,7 +63,7 @@ def nexts(rb: ReplayBuffer) -> list[float]:
 
 @pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize(("width", "capacity", "num_envs"), [(250, 1000, 4), (17, 2000, 0)])
-def test_bytes_of_a_transition(width: int, capacity: int, num_envs: int) -> None:
+def test_bytes_of_a_transition(width, capacity, num_envs):
     """One observation, the scalars and the final observations: 5 % more for rows of 1 KB and above, else 8 bytes."""
     rb = single(capacity, ndim=2 if num_envs else 1)
     envs = max(num_envs, 1)
@@ -82,7 +81,7 @@ def test_bytes_of_a_transition(width: int, capacity: int, num_envs: int) -> None
     )
 
 
-def test_side_rows_are_given_back() -> None:
+def test_side_rows_are_given_back():
     """Rows out of line are stored apart; when they are overwritten their room is used again."""
     rb = single(64)
     rb.extend(transitions(range(1, 65), set(range(1, 65, 2))))
@@ -95,7 +94,7 @@ def test_side_rows_are_given_back() -> None:
 # -- which fields -------------------------------------------------------------------------------------------------
 
 
-def test_pairs_are_found_by_their_names() -> None:
+def test_pairs_are_found_by_their_names():
     flag = torch.zeros(4, dtype=torch.bool)
     step = {"reward": torch.zeros(4), "done": flag, "agent": {"pos": torch.zeros(4, 5)}}
     of_others = {"state": torch.zeros(4, 3), "next_state": torch.zeros(4, 4), "next_done": flag}
@@ -122,7 +121,7 @@ WRONG: list[Any] = [
 ]
 
 
-def test_pairs_that_do_not_exist_are_refused() -> None:
+def test_pairs_that_do_not_exist_are_refused():
     none = torch.zeros(3, 0)
     rows = {"obs": torch.zeros(3, 2), "later": torch.zeros(3, 2, dtype=torch.float64), "none": none, "none2": none}
     for option, error, message in WRONG:
@@ -133,7 +132,7 @@ def test_pairs_that_do_not_exist_are_refused() -> None:
 # -- environments ------------------------------------------------------------------------------------------------
 
 
-def test_environments_in_turns_stay_right_and_are_warned_of_once() -> None:
+def test_environments_in_turns_stay_right_and_are_warned_of_once():
     rb = single(200)
     numbers = torch.arange(40)[:, None] + torch.tensor([0, 1000, 2000])
     with pytest.warns(UserWarning, match="ndim=2"):
@@ -153,7 +152,7 @@ def filled(make: Any, seed: int = 0) -> ReplayBuffer:
     return rb
 
 
-def test_a_flushed_directory_opens_again_unless_it_is_damaged(tmp_path: Path) -> None:
+def test_a_flushed_directory_opens_again_unless_it_is_damaged(tmp_path):
     def stored(**options: Any) -> LazyMemmapStorage:
         return LazyMemmapStorage(
             30, scratch_dir=tmp_path / "rows", **{"single_copy": True, "existsok": True, **options}
@@ -203,7 +202,7 @@ DAMAGES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("kind", [True, False])
-def test_damaged_states_are_refused_and_change_nothing(kind: bool) -> None:
+def test_damaged_states_are_refused_and_change_nothing(kind):
     rb = filled(LazyTensorStorage(50, single_copy=True))
     other = filled(LazyTensorStorage(50, single_copy=kind), seed=1)
     before = other[:]
@@ -220,7 +219,7 @@ def test_damaged_states_are_refused_and_change_nothing(kind: bool) -> None:
 
 
 @pytest.mark.usefixtures("backend")
-def test_next_observations_stay_whole_where_the_row_itself_is_not_written() -> None:
+def test_next_observations_stay_whole_where_the_row_itself_is_not_written():
     """Without any help of the buffer: side rows are freed and filled anew, while others read them without the lock.
 
     The rows that are read are never written meanwhile, so that no stamp could tell; only those that follow them are.
@@ -244,7 +243,7 @@ def test_next_observations_stay_whole_where_the_row_itself_is_not_written() -> N
             read()
 
 
-def test_a_side_row_is_not_given_to_another_row_while_it_is_read() -> None:
+def test_a_side_row_is_not_given_to_another_row_while_it_is_read():
     extra: Any = None
 
     def move() -> None:
@@ -268,7 +267,7 @@ def test_a_side_row_is_not_given_to_another_row_while_it_is_read() -> None:
 
 
 @pytest.mark.usefixtures("backend")
-def test_slots_without_rows_are_no_rows() -> None:
+def test_slots_without_rows_are_no_rows():
     """Native code trusts no number: what holds no row is refused, not read."""
     rb = single(8)
     rb.extend(transitions(range(3)))
@@ -279,7 +278,7 @@ def test_slots_without_rows_are_no_rows() -> None:
         rb.storage.fetch([Request(NEXT_OBS, torch.tensor([0]))])
 
 
-def test_rows_in_the_memory_of_the_table_can_be_written() -> None:
+def test_rows_in_the_memory_of_the_table_can_be_written():
     rb = ReplayBuffer(storage=LazyTensorStorage(64, single_copy=True, packed=False))
     nexts = torch.randn(64, 3)
     rb.extend({"obs": torch.randn(64, 3), "next_obs": nexts})

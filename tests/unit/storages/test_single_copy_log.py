@@ -259,9 +259,7 @@ STORAGES: dict[str, Any] = {
     parts=st.sampled_from(PARTS),
 )
 @examples(0.25)
-def test_every_read_is_that_of_a_storage_with_both_copies(
-    storage: str, seed: int, operations: list[str], num_envs: int, packed: bool, named: bool, parts: Any
-) -> None:
+def test_every_read_is_that_of_a_storage_with_both_copies(storage, seed, operations, num_envs, packed, named, parts):
     kind, more = STORAGES[storage]
     pairs: Any = {("next", key): key for key in OBSERVATIONS} if named else True
 

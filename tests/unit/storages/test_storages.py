@@ -16,7 +16,7 @@ from ...command import run_process
 from ...tags import read_ids, rows
 
 
-def test_the_column_of_the_guide_passes_the_contracts_as_it_stands(tmp_path: Path) -> None:
+def test_the_column_of_the_guide_passes_the_contracts_as_it_stands(tmp_path):
     page = (Path(__file__).parents[3] / "docs" / "extending.md").read_text()
     program = page.split("### Write a kind of column")[1].split("```python\n")[1].split("```")[0]
     assert program.count("\n") <= 60
@@ -26,7 +26,7 @@ def test_the_column_of_the_guide_passes_the_contracts_as_it_stands(tmp_path: Pat
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the memory of a process is limited as on Linux")
-def test_memory_that_cannot_be_allocated_raises_and_changes_nothing() -> None:
+def test_memory_that_cannot_be_allocated_raises_and_changes_nothing():
     import resource
 
     rb = ReplayBuffer(storage=LazyTensorStorage(1_000_000))
@@ -43,7 +43,7 @@ def test_memory_that_cannot_be_allocated_raises_and_changes_nothing() -> None:
     assert rb[:]["y"].tolist() == [0, 1, 2]
 
 
-def test_datasets_of_any_kind_and_layout_are_adopted() -> None:
+def test_datasets_of_any_kind_and_layout_are_adopted():
     for kind in ("dict", "tuple", "tensor", "tensordict"):
         rb = ReplayBuffer(storage=TensorStorage(rows(range(6), kind)))
         assert (len(rb), rb.storage.capacity, rb.cursor) == (6, 6, 0)
@@ -65,7 +65,7 @@ def test_datasets_of_any_kind_and_layout_are_adopted() -> None:
     assert (len(rb), rb.storage.shape, int(rb[1, 2])) == (12, (4, 3), 5)
 
 
-def test_a_device_that_is_not_that_of_the_data_is_refused() -> None:
+def test_a_device_that_is_not_that_of_the_data_is_refused():
     with pytest.raises(OptionError, match="device='meta'"):
         TensorStorage(torch.zeros(3), device="meta")
     with pytest.raises(RuntimeError):
@@ -78,7 +78,7 @@ def test_a_device_that_is_not_that_of_the_data_is_refused() -> None:
 # -- lists ---------------------------------------------------------------------------------------------------
 
 
-def test_a_list_without_bound_keeps_everything() -> None:
+def test_a_list_without_bound_keeps_everything():
     rb = ReplayBuffer(storage=ListStorage(), batch_size=3)
     rb.extend(range(2500))
     assert len(rb) == 2500
@@ -89,7 +89,7 @@ def test_a_list_without_bound_keeps_everything() -> None:
     assert rb[2509] == 9
 
 
-def test_lists_take_rows_of_any_iterable() -> None:
+def test_lists_take_rows_of_any_iterable():
     kinds: list[Any] = [
         tuple,
         set,
@@ -122,7 +122,7 @@ def stored() -> LazyTensorStorage:
 
 
 @pytest.mark.usefixtures("backend")
-def test_slots_out_of_range_are_refused() -> None:
+def test_slots_out_of_range_are_refused():
     storage = stored()
     for slot in (-1, ROWS, 2 * ROWS - 1, 2**62):
         with pytest.raises(IndexError):
@@ -130,7 +130,7 @@ def test_slots_out_of_range_are_refused() -> None:
 
 
 @pytest.mark.usefixtures("backend")
-def test_rows_of_two_fields_must_be_alike() -> None:
+def test_rows_of_two_fields_must_be_alike():
     storage, slots = stored(), torch.tensor([1, 2])
     plan = Plan(storage.schema, slots, slots)  # type: ignore[arg-type]
     chosen = Column(Request(0, slots), other=1, pick=torch.tensor([True, False]))
@@ -139,7 +139,7 @@ def test_rows_of_two_fields_must_be_alike() -> None:
         storage.read_plan(plan.with_columns({0: chosen._replace(other=2)}))
 
 
-def test_storages_without_fields_say_so() -> None:
+def test_storages_without_fields_say_so():
     with pytest.raises(OptionError):
         ListStorage(4).fetch([Request(0, torch.tensor([0]))])
     with pytest.raises(UsageError):

@@ -108,7 +108,7 @@ class Plain(Adapter):
         return loaded
 
 
-def test_ours_has_no_findings() -> None:
+def test_ours_has_no_findings():
     assert audit(ReplayBuffer).findings == ()
 
 
@@ -116,27 +116,27 @@ FAULTS = sorted(set(KINDS) - {"memory", "raises", "n-step-newest"})
 
 
 @pytest.mark.parametrize("fault", ["", *FAULTS])
-def test_each_fault_is_found(fault: str) -> None:
+def test_each_fault_is_found(fault):
     report = examine(Plain(fault))
     kinds = {finding.kind: finding for finding in report.findings if finding.kind != "memory"}
     assert fault in kinds if fault else not kinds, str(report)
 
 
-def test_the_smallest_case_shows_the_fault() -> None:
+def test_the_smallest_case_shows_the_fault():
     (found,) = [each for each in examine(Plain("next-at-ring-end")).findings if each.kind == "next-at-ring-end"]
     case = eval(found.case, {"Case": Case})
     assert max(case.capacity, case.steps) == 2
     assert found.severity == "error"
 
 
-def test_a_test_fails_with_the_findings() -> None:
+def test_a_test_fails_with_the_findings():
     with pytest.raises(AssertionError, match="next-at-truncation: the next observation of environment 0"):
         audit(Plain("next-at-truncation"))
     with pytest.raises(OptionError):
         audit(deque)
 
 
-def test_the_command_writes_json_and_a_page(tmp_path: Path) -> None:
+def test_the_command_writes_json_and_a_page(tmp_path):
     page = tmp_path / "audit.html"
     done = run_here("audit", "collections:deque", "--adapter", f"{__file__}:Plain", "--json", "--page", page)
     report = json.loads(done.stdout)

@@ -43,9 +43,7 @@ def chain(tmp_path: Path) -> tuple[ReplayBuffer, Path]:
     return rb, tmp_path / "chain"
 
 
-def test_the_chain_is_shown_and_a_fold_that_fails_leaves_it(
-    chain: tuple[ReplayBuffer, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_chain_is_shown_and_a_fold_that_fails_leaves_it(chain, monkeypatch):
     rb, path = chain
     report = inspect_checkpoint(path)
     (rows,) = (found for found in report.chains if found.name == NAME)
@@ -70,7 +68,7 @@ def test_the_chain_is_shown_and_a_fold_that_fails_leaves_it(
     same_state(snapshot(other), snapshot(rb))
 
 
-def test_folding_changes_nothing_but_the_files(chain: tuple[ReplayBuffer, Path]) -> None:
+def test_folding_changes_nothing_but_the_files(chain):
     rb, path = chain
     report = compact(path)
     assert report.patches >= 8
@@ -87,7 +85,7 @@ def test_folding_changes_nothing_but_the_files(chain: tuple[ReplayBuffer, Path])
     assert run_here("compact", path / "nowhere").returncode == 1
 
 
-def test_a_damaged_patch_is_found_by_every_reader(chain: tuple[ReplayBuffer, Path]) -> None:
+def test_a_damaged_patch_is_found_by_every_reader(chain):
     _, path = chain
     rows = json.loads((path / "manifest.json").read_text())["body"]["arrays"][NAME]
     file = path / rows["files"][2]["file"]
@@ -103,7 +101,7 @@ def test_a_damaged_patch_is_found_by_every_reader(chain: tuple[ReplayBuffer, Pat
         assert file.name in found.problem
 
 
-def test_ensembles_are_folded_and_verified(tmp_path: Path) -> None:
+def test_ensembles_are_folded_and_verified(tmp_path):
     both = ReplayBufferEnsemble(*(buffer(LazyTensorStorage(100)) for _ in range(2)))
     for turn in range(3):
         fill(both[0], range(60 + turn))

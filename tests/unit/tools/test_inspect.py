@@ -33,7 +33,7 @@ def reported(rb: ReplayBuffer, rows: Any, path: Path) -> tuple[CheckpointReport,
     return report, {field.name: field for field in report.fields}
 
 
-def test_every_kind_of_storage(tmp_path: Path) -> None:
+def test_every_kind_of_storage(tmp_path):
     columns = {"a": torch.ones(5, 2, dtype=torch.bfloat16), "c": torch.ones(5, dtype=torch.complex64)}
     rows: Any = TensorDict(columns, [5])
     rb: ReplayBuffer = TensorDictReplayBuffer(storage=LazyMemmapStorage(8), batch_size=2)
@@ -66,7 +66,7 @@ def test_every_kind_of_storage(tmp_path: Path) -> None:
     assert (fields["observation"].maximum, apart.rows, apart.maximum) == (4, 1, 5)
 
 
-def test_what_is_no_buffer_is_named(tmp_path: Path) -> None:
+def test_what_is_no_buffer_is_named(tmp_path):
     for number, state in enumerate(({}, {"storage": 3}, {"storage": {"class": "X", "state": {}}}, [1], None)):
         with CheckpointWriter(tmp_path / str(number), format_name=FORMAT) as writer:
             writer.commit(state)

@@ -60,9 +60,7 @@ def flip(path: Path, number: int) -> Path:
 
 
 @pytest.mark.parametrize(("form", "how"), [("pt", "linked"), ("safetensors", "moved"), ("pkl", "copied")])
-def test_merge_interleaves_by_id_and_renumbers(
-    tmp_path: Path, form: str, how: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_merge_interleaves_by_id_and_renumbers(tmp_path, form, how, monkeypatch):
     source, target, synced = tmp_path / "s", tmp_path / "t", set()
     for rank, numbers in ((0, [1, 2, 3]), (1, [4]), (10, [5, 6])):
         write(source / f"rank_{rank}", numbers, form, seed=rank + 5)
@@ -83,7 +81,7 @@ def test_merge_interleaves_by_id_and_renumbers(
 
 
 @pytest.mark.parametrize("how", WAYS)
-def test_split_takes_the_first_and_a_move_leaves_the_rest(tmp_path: Path, how: str) -> None:
+def test_split_takes_the_first_and_a_move_leaves_the_rest(tmp_path, how):
     write(tmp_path / "s", [3, 4, 5, 6])
     before = tree(tmp_path / "s")
     report = split(tmp_path / "s", tmp_path / "t", 3, **WAYS[how])
@@ -100,7 +98,7 @@ def test_split_takes_the_first_and_a_move_leaves_the_rest(tmp_path: Path, how: s
     assert owners(tmp_path / "t") == {0: 3, 1: 4, 2: 5}
 
 
-def test_files_are_copied_where_the_file_system_has_no_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_copied_where_the_file_system_has_no_links(tmp_path, monkeypatch):
     write(tmp_path / "s" / "rank_0", [1, 2])
     write(tmp_path / "s" / "rank_1", [3])
     before, real = tree(tmp_path / "s"), os.link
@@ -126,7 +124,7 @@ def refused(tmp_path: Path, words: str, work: Any, error: type[Exception] = Chec
 
 
 @pytest.mark.parametrize(("how", "form"), [("linked", "pt"), ("copied", "pkl"), ("moved", "safetensors")])
-def test_errors_change_nothing(tmp_path: Path, how: str, form: str) -> None:
+def test_errors_change_nothing(tmp_path, how, form):
     one, target, way = tmp_path / "s" / "rank_0", tmp_path / "t", WAYS[how]
     write(one, [1, 2], form)
     write(tmp_path / "s" / "rank_1", [3], form)
@@ -156,7 +154,7 @@ def test_errors_change_nothing(tmp_path: Path, how: str, form: str) -> None:
         (one / "ostinato_store.jsonl").unlink(missing_ok=True)
 
 
-def test_a_move_that_stops_goes_on_with_the_same_command_alone(tmp_path: Path) -> None:
+def test_a_move_that_stops_goes_on_with_the_same_command_alone(tmp_path):
     write(tmp_path / "s" / "rank_0", [1, 2], "safetensors")
     write(tmp_path / "s" / "rank_1", [3], "safetensors")
 
@@ -216,9 +214,7 @@ def add(path: Path, number: int) -> None:
 
 
 @pytest.mark.parametrize("stopped_at", [1, 4, None])
-def test_what_came_while_a_merge_stood_still_stays_in_its_source_and_on_its_list(
-    tmp_path: Path, stopped_at: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_came_while_a_merge_stood_still_stays_in_its_source_and_on_its_list(tmp_path, stopped_at, monkeypatch):
     source, target = tmp_path / "s", tmp_path / "t"
     for rank, number in ((0, 1), (0, 2), (1, 3), (1, 4), (1, 5)):
         add(source / f"rank_{rank}", number)
@@ -250,7 +246,7 @@ def test_what_came_while_a_merge_stood_still_stays_in_its_source_and_on_its_list
 @pytest.mark.parametrize(
     ("source", "target"), [("pt", "safetensors"), ("safetensors", "pt"), ("pkl", "pt"), ("safetensors", "pkl")]
 )
-def test_convert_keeps_everything_but_the_format(tmp_path: Path, source: str, target: str) -> None:
+def test_convert_keeps_everything_but_the_format(tmp_path, source, target):
     write(tmp_path / "s", [1, 2, 3], source, seed=8)
     with pytest.raises(CheckpointError):
         convert(tmp_path / "s", tmp_path / "t", source, allow_pickle=True)
@@ -280,7 +276,7 @@ def swap(first: Path, second: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["pt", "safetensors", "pkl"])
-def test_damage_is_found_without_lists_of_ours(tmp_path: Path, form: str) -> None:
+def test_damage_is_found_without_lists_of_ours(tmp_path, form):
     one = tmp_path / "s" / "rank_0"
     write(one, [1, 2], form)
     (one / "ostinato_store.jsonl").unlink()  # as RLinf writes it: no checksums

@@ -24,7 +24,7 @@ def tally(*pieces: torch.Tensor) -> RunningStatistics:
     st.lists(st.floats(width=32, allow_infinity=False, min_value=-1e6, max_value=1e6) | st.just(math.nan), max_size=40),
     st.integers(1, 40),
 )
-def test_pieces_equal_the_whole(values: list[float], size: int) -> None:
+def test_pieces_equal_the_whole(values, size):
     numbers = torch.tensor(values, dtype=torch.float32)
     seen = tally(*torch.split(numbers, size)) if values else tally()
     real = [v for v in values if not math.isnan(v)]
@@ -34,7 +34,7 @@ def test_pieces_equal_the_whole(values: list[float], size: int) -> None:
     assert seen.mean == (pytest.approx(math.fsum(real) / len(real), abs=1e-6) if real else None)
 
 
-def test_values_at_the_bounds() -> None:
+def test_values_at_the_bounds():
     seen = tally(torch.tensor([2**62 + 1, -(2**62) - 1]))
     assert (seen.minimum, seen.maximum) == (-(2**62) - 1, 2**62 + 1), "exact"
     assert tally(torch.tensor([0, 2**63], dtype=torch.uint64)).maximum == 2.0**63

@@ -43,7 +43,7 @@ WRONG: list[dict[str, Any]] = [
 ]
 
 
-def test_options_and_counts_out_of_range_raise() -> None:
+def test_options_and_counts_out_of_range_raise():
     for options in WRONG:
         with pytest.raises(OptionError, match=next(iter(options))):
             TrajectoryReplayBuffer(**options)
@@ -59,7 +59,7 @@ def test_options_and_counts_out_of_range_raise() -> None:
         buffer.sample(7, replace=False)
 
 
-def test_batches_have_the_requested_size_and_are_uniform_over_transitions() -> None:
+def test_batches_have_the_requested_size_and_are_uniform_over_transitions():
     buffer = filled(6, cache_size=2, trajectory_format="safetensors")
     buffer.flush()
     total = buffer.total_samples
@@ -71,7 +71,7 @@ def test_batches_have_the_requested_size_and_are_uniform_over_transitions() -> N
     assert chi_square < total + 5 * (2 * total) ** 0.5  # deterministic: the seed is fixed
 
 
-def test_more_trajectories_than_the_list_began_with() -> None:
+def test_more_trajectories_than_the_list_began_with():
     buffer = TrajectoryReplayBuffer()
     for numbers in (range(1000), range(1000, 1030)):
         buffer.add_trajectories([Trajectory(rewards=serials(n, 1, 1), model_weights_id="w") for n in numbers])
@@ -79,7 +79,7 @@ def test_more_trajectories_than_the_list_began_with() -> None:
     assert len(set(buffer.sample(1030, replace=False)["rewards"].flatten().tolist())) == 1030
 
 
-def test_draws_without_replacement_are_uniform_over_ordered_choices() -> None:
+def test_draws_without_replacement_are_uniform_over_ordered_choices():
     buffer = TrajectoryReplayBuffer()
     buffer.add_trajectories([Trajectory(rewards=serials(0, 4, 2))])
     pairs = Counter(tuple(buffer.sample(2, replace=False)["rewards"].flatten().tolist()) for _ in range(1400))
@@ -88,7 +88,7 @@ def test_draws_without_replacement_are_uniform_over_ordered_choices() -> None:
     assert sum((count - 25) ** 2 / 25 for count in pairs.values()) < 56 + 5 * 112**0.5
 
 
-def test_the_seed_determines_the_draws_and_the_global_generator_is_unused() -> None:
+def test_the_seed_determines_the_draws_and_the_global_generator_is_unused():
     before = torch.get_rng_state()
     draws = []
     for seed in (5, 5, 6):
@@ -99,7 +99,7 @@ def test_the_seed_determines_the_draws_and_the_global_generator_is_unused() -> N
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_trajectories_with_different_keys() -> None:
+def test_trajectories_with_different_keys():
     buffer = TrajectoryReplayBuffer(sample_window_size=2)
     full, bare = (
         rollout(0, 2),
@@ -118,14 +118,14 @@ def test_trajectories_with_different_keys() -> None:
         buffer.sample(4, missing="ignore")  # type: ignore[arg-type]
 
 
-def test_rows_that_differ_in_shape_or_dtype_raise() -> None:
+def test_rows_that_differ_in_shape_or_dtype_raise():
     buffer = TrajectoryReplayBuffer()
     buffer.add_trajectories([Trajectory(rewards=torch.zeros(2, 2, 1)), Trajectory(rewards=torch.zeros(2, 2, 3))])
     with pytest.raises(SchemaError, match=r"rewards is float32\[1\] in some .* float32\[3\] in others"):
         buffer.sample(1, missing="drop")
 
 
-def test_memory_stays_bounded_without_auto_save(tmp_path: Path) -> None:
+def test_memory_stays_bounded_without_auto_save(tmp_path):
     """Trajectories that leave the cache are in files; none is lost."""
     buffer = filled(30, cache_size=3, save_queue_size=2, auto_save_path=tmp_path, trajectory_format="safetensors")
     assert buffer.get_stats()["pending_saves"] <= 2 + 2
@@ -140,7 +140,7 @@ def test_memory_stays_bounded_without_auto_save(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["saved"]
 
 
-def test_the_cache_is_bounded_in_bytes_too(tmp_path: Path) -> None:
+def test_the_cache_is_bounded_in_bytes_too(tmp_path):
     one = filled(1, 4)
     nbytes = one.get_stats()["cached_bytes"]
     for most, kept in ((2 * nbytes + 1, 2), (10, 0)):
@@ -152,7 +152,7 @@ def test_the_cache_is_bounded_in_bytes_too(tmp_path: Path) -> None:
         check_batch(buffer.sample(20))
 
 
-def test_stats_and_names() -> None:
+def test_stats_and_names():
     buffer = filled(3, sample_window_size=2)
     stats = buffer.get_stats()
     expected = {"num_trajectories": 3, "total_samples": 20, "window_samples": 14, "trajectory_counter": 3}
@@ -167,7 +167,7 @@ def test_stats_and_names() -> None:
 
 
 @pytest.mark.parametrize("form", ["pt", "safetensors"])
-def test_only_the_rows_drawn_are_read(tmp_path: Path, form: str) -> None:
+def test_only_the_rows_drawn_are_read(tmp_path, form):
     """At most three times the bytes of the batch, as the operating system counts with an empty file cache."""
     pictures = torch.randint(0, 256, (25, 4, 64, 64, 3), dtype=torch.uint8)
     one = Trajectory(rewards=torch.rand(25, 4, 1), actions=torch.rand(25, 4, 7), curr_obs={"main_images": pictures})

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_names_in_the_index_cannot_lead_out_of_the_directory(tmp_path: Path) -> None:
+def test_names_in_the_index_cannot_lead_out_of_the_directory(tmp_path):
     as_rlinf(tmp_path / "a", "pt")
     path = tmp_path / "a" / "trajectory_1_opaque-1.pt"
     path.rename(tmp_path / "elsewhere")
@@ -60,7 +60,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize(("form", "ours"), [*((form, True) for form in FORMATS), ("pt", False), ("pkl", False)])
 @pytest.mark.parametrize("kind", DAMAGE)
-def test_damaged_files_are_named_or_skipped(tmp_path: Path, form: str, kind: str, ours: bool) -> None:
+def test_damaged_files_are_named_or_skipped(tmp_path, form, kind, ours):
     if ours:
         with saving(tmp_path / "a", 3, form=form):
             pass
@@ -80,7 +80,7 @@ def test_damaged_files_are_named_or_skipped(tmp_path: Path, form: str, kind: str
     assert {serial // 1000 for serial in check_batch(buffer.sample(90))} == {0, 2}
 
 
-def test_damaged_lists_are_named(tmp_path: Path) -> None:
+def test_damaged_lists_are_named(tmp_path):
     with saving(tmp_path / "a", 3, form="safetensors"):
         pass
     for name in ("metadata.json", "trajectory_index.json", "ostinato_store.jsonl"):
@@ -101,7 +101,7 @@ def test_damaged_lists_are_named(tmp_path: Path) -> None:
         path.write_bytes(whole)
 
 
-def test_the_error_of_a_file_that_is_truncated_while_it_is_sampled_names_it(tmp_path: Path) -> None:
+def test_the_error_of_a_file_that_is_truncated_while_it_is_sampled_names_it(tmp_path):
     with saving(tmp_path / "a", 2, form="safetensors"):
         pass
     buffer = loaded(tmp_path / "a")
@@ -110,7 +110,7 @@ def test_the_error_of_a_file_that_is_truncated_while_it_is_sampled_names_it(tmp_
         buffer.sample(100)
 
 
-def test_loading_a_whole_trajectory_finds_flipped_bytes(tmp_path: Path) -> None:
+def test_loading_a_whole_trajectory_finds_flipped_bytes(tmp_path):
     for form in ("pt", "safetensors"):
         with saving(tmp_path / form, form=form) as buffer:
             add(buffer, small(actions=torch.full((4, 2, 100), 7, dtype=torch.uint8)))
@@ -120,7 +120,7 @@ def test_loading_a_whole_trajectory_finds_flipped_bytes(tmp_path: Path) -> None:
             loaded(tmp_path / form).load_trajectory(0)
 
 
-def test_absurd_numbers_of_steps_raise_without_allocating_memory(tmp_path: Path) -> None:
+def test_absurd_numbers_of_steps_raise_without_allocating_memory(tmp_path):
     root, absurd = tmp_path / "a", {"shape": [2**41, 1, 0]}
     with saving(root, form="safetensors") as buffer:
         add(buffer, small(model_weights_id="w"))
@@ -134,7 +134,7 @@ def test_absurd_numbers_of_steps_raise_without_allocating_memory(tmp_path: Path)
         ids_on_disk(root)
 
 
-def test_counters_and_seeds_of_metadata_are_bounded(tmp_path: Path) -> None:
+def test_counters_and_seeds_of_metadata_are_bounded(tmp_path):
     with saving(tmp_path / "a") as buffer:
         add(buffer, small())
     path = tmp_path / "a" / "metadata.json"
@@ -145,7 +145,7 @@ def test_counters_and_seeds_of_metadata_are_bounded(tmp_path: Path) -> None:
             ids_on_disk(tmp_path / "a")
 
 
-def test_invalid_lines_with_valid_checksums_are_damage(tmp_path: Path) -> None:
+def test_invalid_lines_with_valid_checksums_are_damage(tmp_path):
     with saving(tmp_path / "a") as buffer:
         add(buffer, small())
     head = {"format": "ostinato-trajectories", "version": [1, 0], "trajectory_format": "pt", "counter": 1, "seed": 1}

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 @needs_fork
-def test_after_a_failed_checkpoint_saved_trajectories_survive_a_kill(tmp_path: Path) -> None:
+def test_after_a_failed_checkpoint_saved_trajectories_survive_a_kill(tmp_path):
     def work(report: Callable[[bytes], None]) -> None:
         buffer = saving(tmp_path / "a", save_queue_size=60)
         add(buffer, *(small() for _ in range(60)))
@@ -53,7 +53,7 @@ def test_after_a_failed_checkpoint_saved_trajectories_survive_a_kill(tmp_path: P
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
-def test_a_low_limit_of_open_files_is_named(tmp_path: Path) -> None:
+def test_a_low_limit_of_open_files_is_named(tmp_path):
     with saving(tmp_path / "a", form="safetensors") as buffer:
         add(buffer, *(small() for _ in range(60)))
     gc.collect()
@@ -76,7 +76,7 @@ def test_a_low_limit_of_open_files_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("form", ["pt", "safetensors"])
-def test_a_full_disk_is_reported_once_while_sampling_continues(tmp_path: Path, form: str) -> None:
+def test_a_full_disk_is_reported_once_while_sampling_continues(tmp_path, form):
     big = Trajectory(**(rollout(1).to_dict() | {"extra": {"big": torch.zeros(200000)}}))
 
     def work(report: Callable[[bytes], None]) -> None:

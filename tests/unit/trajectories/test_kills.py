@@ -47,7 +47,7 @@ def opened(path: Path) -> TrajectoryReplayBuffer:
 
 
 @pytest.mark.parametrize("form", ["pt", "safetensors"])
-def test_a_killed_saver_loses_nothing_that_was_reported(tmp_path: Path, form: str) -> None:
+def test_a_killed_saver_loses_nothing_that_was_reported(tmp_path, form):
     """Two sessions over one directory: the second one recovers from a crash of the first."""
 
     def prepare(path: Path) -> None:
@@ -77,7 +77,7 @@ def test_a_killed_saver_loses_nothing_that_was_reported(tmp_path: Path, form: st
         assert not [entry.name for entry in path.iterdir() if entry.name.endswith((".tmp", ".lock"))]
 
 
-def test_a_killed_checkpoint_is_complete_or_absent(tmp_path: Path) -> None:
+def test_a_killed_checkpoint_is_complete_or_absent(tmp_path):
     def work(path: Path, report: Callable[[bytes], None]) -> None:
         buffer = TrajectoryReplayBuffer(cache_size=1, trajectory_format="safetensors")
         buffer.add_trajectories([rollout(number, steps=2) for number in range(3)])
@@ -104,7 +104,7 @@ def ranks(root: Path) -> None:
 
 
 @pytest.mark.parametrize("verb", ["merge", "split"])
-def test_killed_moves_leave_each_trajectory_in_one_place_and_can_be_continued(tmp_path: Path, verb: str) -> None:
+def test_killed_moves_leave_each_trajectory_in_one_place_and_can_be_continued(tmp_path, verb):
     def move(where: Path, _report: object = None) -> None:
         if verb == "merge":
             merge(where / "source", where / "target", move=True)

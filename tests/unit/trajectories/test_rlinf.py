@@ -29,7 +29,7 @@ from ostinato.tools import convert, merge, split, verify
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_a_closed_directory_has_the_layout_of_rlinf(tmp_path: Path, form: str) -> None:
+def test_a_closed_directory_has_the_layout_of_rlinf(tmp_path, form):
     root = tmp_path / "a"
     with saving(root, form=form, seed=77) as buffer:
         buffer.add_trajectories([rollout(0, 3, model_weights_id="w_5"), Trajectory(rewards=torch.zeros(2, 4, 1))])
@@ -58,7 +58,7 @@ def test_a_closed_directory_has_the_layout_of_rlinf(tmp_path: Path, form: str) -
 
 
 @pytest.mark.parametrize(("form", "old_spelling"), [("pt", True), ("pkl", False)])
-def test_directories_of_rlinf_load(tmp_path: Path, form: str, old_spelling: bool) -> None:
+def test_directories_of_rlinf_load(tmp_path, form, old_spelling):
     as_rlinf(tmp_path / "a", form, old_spelling=old_spelling)
     before = {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()}
     buffer = loaded(tmp_path / "a")
@@ -71,7 +71,7 @@ def test_directories_of_rlinf_load(tmp_path: Path, form: str, old_spelling: bool
     assert torch.equal(buffer.sample(50)["rewards"], loaded(tmp_path / "b").sample(50)["rewards"])
 
 
-def test_strided_and_shared_tensors_are_read_as_their_values(tmp_path: Path) -> None:
+def test_strided_and_shared_tensors_are_read_as_their_values(tmp_path):
     as_rlinf(tmp_path / "a", "pt")
     for path in (tmp_path / "a").glob("*.pt"):
         values = torch.load(path, weights_only=True)
@@ -94,7 +94,7 @@ class _Trap:
         return Path.touch, (self.path,)
 
 
-def test_hostile_files_raise_and_are_not_executed(tmp_path: Path) -> None:
+def test_hostile_files_raise_and_are_not_executed(tmp_path):
     trap = tmp_path / "ran"
     for form in ("pt", "pkl"):
         as_rlinf(tmp_path / form, form)
@@ -107,7 +107,7 @@ def test_hostile_files_raise_and_are_not_executed(tmp_path: Path) -> None:
     assert not trap.exists()
 
 
-def test_directories_of_rlinf_without_weights_ids(tmp_path: Path) -> None:
+def test_directories_of_rlinf_without_weights_ids(tmp_path):
     """The weights id of each trajectory is an empty text then."""
     source = tmp_path / "ranks" / "rank_0"
     as_rlinf(source, "pt", named=False)

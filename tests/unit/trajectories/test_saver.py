@@ -91,5 +91,5 @@ def cancels(schedule: Schedule) -> None:
 
 @pytest.mark.parametrize("seeds", [range(60), pytest.param(range(1000, 4000), marks=pytest.mark.slow)])
 @pytest.mark.parametrize("scenario", [adds_and_stops, cancels])
-def test_every_call_returns(scenario: Callable[[Schedule], None], seeds: range) -> None:
+def test_every_call_returns(scenario, seeds):
     explore(seeds, (saver,), scenario)

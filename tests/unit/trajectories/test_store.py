@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -26,11 +25,8 @@ from ostinato.errors import (
     OptionError,
 )
 
-if TYPE_CHECKING:
-    from pathlib import Path
 
-
-def test_a_checkpoint_needs_a_new_directory(tmp_path: Path) -> None:
+def test_a_checkpoint_needs_a_new_directory(tmp_path):
     buffer = TrajectoryReplayBuffer()
     buffer.add_trajectories([rollout(0)])
     (tmp_path / "empty").mkdir()
@@ -44,7 +40,7 @@ def test_a_checkpoint_needs_a_new_directory(tmp_path: Path) -> None:
     assert len(loaded(tmp_path / "nothing")) == 0
 
 
-def test_auto_save_path_is_a_checkpoint_of_its_own_trajectories_alone(tmp_path: Path) -> None:
+def test_auto_save_path_is_a_checkpoint_of_its_own_trajectories_alone(tmp_path):
     """Ids do not tell: trajectories loaded from elsewhere have the ids 0 to 2, too."""
     with saving(tmp_path / "own", 2, form="safetensors") as buffer:
         assert not (tmp_path / "own" / "trajectory_index.json").exists()
@@ -67,7 +63,7 @@ def test_auto_save_path_is_a_checkpoint_of_its_own_trajectories_alone(tmp_path: 
     assert {serial // 1000 for serial in check_batch(loaded(tmp_path / "new").sample(100))} == {10, 11, 12}
 
 
-def test_each_rank_gets_its_contiguous_share(tmp_path: Path) -> None:
+def test_each_rank_gets_its_contiguous_share(tmp_path):
     """Which trajectories that are: `tests/stateful/test_trajectory_machine.py`."""
     with saving(tmp_path / "a", 4, form="safetensors"):
         pass
@@ -81,7 +77,7 @@ def test_each_rank_gets_its_contiguous_share(tmp_path: Path) -> None:
         loaded(tmp_path / "a", world_size=3)
 
 
-def test_one_buffer_at_a_time_saves_to_a_directory(tmp_path: Path) -> None:
+def test_one_buffer_at_a_time_saves_to_a_directory(tmp_path):
     with saving(tmp_path / "a", 1, form="safetensors"):
         with pytest.raises(CheckpointError):
             saving(tmp_path / "a", 1, form="safetensors")
@@ -97,7 +93,7 @@ def test_one_buffer_at_a_time_saves_to_a_directory(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("error")
-def test_the_default_path_warns_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_path_warns_once(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.warns(UserWarning, match="auto_save_path was not given: trajectories are saved to"):
         buffer = TrajectoryReplayBuffer(auto_save=True, auto_save_path="")
@@ -117,7 +113,7 @@ def test_the_default_path_warns_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "logs"]
 
 
-def test_journal_and_index_are_both_recovered(tmp_path: Path) -> None:
+def test_journal_and_index_are_both_recovered(tmp_path):
     """The index is the same before the journal is merged, after it, and with a torn last line."""
     with saving(tmp_path / "a", 2, form="safetensors"):
         pass
@@ -138,7 +134,7 @@ def test_journal_and_index_are_both_recovered(tmp_path: Path) -> None:
     buffer.close()
 
 
-def test_a_removed_journal_is_replaced(tmp_path: Path) -> None:
+def test_a_removed_journal_is_replaced(tmp_path):
     buffer = saving(tmp_path / "a", 1)
     (tmp_path / "a" / "ostinato_journal.jsonl").unlink()
     add(buffer, small())
@@ -146,7 +142,7 @@ def test_a_removed_journal_is_replaced(tmp_path: Path) -> None:
     buffer.close()
 
 
-def test_trajectories_of_a_failed_close_are_saved_by_the_next(tmp_path: Path) -> None:
+def test_trajectories_of_a_failed_close_are_saved_by_the_next(tmp_path):
     buffer = saving(tmp_path / "a", 1)
     (tmp_path / "a").rename(tmp_path / "away")
     with pytest.raises(FileNotFoundError):
@@ -159,7 +155,7 @@ def test_trajectories_of_a_failed_close_are_saved_by_the_next(tmp_path: Path) ->
     assert ids_on_disk(tmp_path / "a") == [0, 1]
 
 
-def test_cleared_trajectories_are_not_retried(tmp_path: Path) -> None:
+def test_cleared_trajectories_are_not_retried(tmp_path):
     buffer = saving(tmp_path / "a", 1)
     (tmp_path / "a").rename(tmp_path / "away")
     with pytest.raises(FileNotFoundError):
@@ -175,7 +171,7 @@ def test_cleared_trajectories_are_not_retried(tmp_path: Path) -> None:
     assert len(files(tmp_path / "a")) == 3, "cleared files stay"
 
 
-def test_the_error_for_a_directory_of_ranks_names_them(tmp_path: Path) -> None:
+def test_the_error_for_a_directory_of_ranks_names_them(tmp_path):
     for rank in range(2):
         with saving(tmp_path / f"rank_{rank}", 1):
             pass

@@ -29,7 +29,6 @@ from ostinato.errors import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 
 def tiny() -> Trajectory:
@@ -37,7 +36,7 @@ def tiny() -> Trajectory:
 
 
 @pytest.mark.parametrize("fold", ["save_checkpoint", "close"])
-def test_a_reader_finds_all_saved_trajectories_while_the_index_is_written(tmp_path: Path, fold: str) -> None:
+def test_a_reader_finds_all_saved_trajectories_while_the_index_is_written(tmp_path, fold):
     buffer = saving(tmp_path / "a", save_queue_size=100)
     saved = len(add(buffer, *[tiny()] * 60))  # so that reading the index takes long
 
@@ -56,7 +55,7 @@ def test_a_reader_finds_all_saved_trajectories_while_the_index_is_written(tmp_pa
 
 
 @pytest.mark.parametrize("again", ["clear", "load_checkpoint"])
-def test_sampling_continues_while_another_thread_clears_or_loads(tmp_path: Path, again: str) -> None:
+def test_sampling_continues_while_another_thread_clears_or_loads(tmp_path, again):
     """Spilled files are removed while rows of them are read: the rows are drawn again."""
     for form in ("pt", "safetensors"):
         with saving(tmp_path / form, form=form) as saver:
@@ -78,7 +77,7 @@ def test_sampling_continues_while_another_thread_clears_or_loads(tmp_path: Path,
 
 @needs_fork
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # newer Python versions warn about such forks
-def test_a_fork_can_sample_whatever_locks_other_threads_held(tmp_path: Path) -> None:
+def test_a_fork_can_sample_whatever_locks_other_threads_held(tmp_path):
     """As the workers of a data loader do, while the parent adds and samples."""
     buffer = saving(tmp_path / "a", cache_size=1, max_open_files=1, form="safetensors")
     buffer.add_trajectories([rollout(number) for number in range(4)])
@@ -98,7 +97,7 @@ def test_a_fork_can_sample_whatever_locks_other_threads_held(tmp_path: Path) -> 
     buffer.close()
 
 
-def test_a_callback_of_a_future_may_add_but_not_wait_for_the_saver(tmp_path: Path) -> None:
+def test_a_callback_of_a_future_may_add_but_not_wait_for_the_saver(tmp_path):
     buffer = saving(tmp_path / "a", save_queue_size=1)
     heard: list[str] = []
     done = threading.Event()
@@ -126,7 +125,7 @@ def test_a_callback_of_a_future_may_add_but_not_wait_for_the_saver(tmp_path: Pat
 
 
 @needs_fork
-def test_a_fork_neither_saves_nor_removes_trajectories_of_its_parent(tmp_path: Path) -> None:
+def test_a_fork_neither_saves_nor_removes_trajectories_of_its_parent(tmp_path):
     buffer = saving(tmp_path / "a")
     add(buffer, small())
     spilling = TrajectoryReplayBuffer(cache_size=1, auto_save_path=tmp_path / "spill")

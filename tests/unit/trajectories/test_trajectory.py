@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,9 +24,6 @@ from ostinato.errors import (
     SchemaError,
 )
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 def filled(*trajectories: Any, **options: Any) -> TrajectoryReplayBuffer:
     buffer = TrajectoryReplayBuffer(**options)
@@ -34,7 +31,7 @@ def filled(*trajectories: Any, **options: Any) -> TrajectoryReplayBuffer:
     return buffer
 
 
-def test_a_last_bootstrap_row_beside_several_epochs() -> None:
+def test_a_last_bootstrap_row_beside_several_epochs():
     trajectory = rollout(0, 6, 2, epochs=2, prev_values=torch.cat([serials(0, 6, 2), torch.full((1, 2, 1), -1.0)]))
     check_batch(filled(trajectory).sample(50))
 
@@ -54,7 +51,7 @@ WRONG: list[tuple[type[Exception], dict[str, Any]]] = [
 ]
 
 
-def test_what_is_no_trajectory_raises_and_nothing_is_added() -> None:
+def test_what_is_no_trajectory_raises_and_nothing_is_added():
     buffer = TrajectoryReplayBuffer()
     for error, change in WRONG:
         with pytest.raises(error, match=list(change)[-1]):
@@ -66,7 +63,7 @@ def test_what_is_no_trajectory_raises_and_nothing_is_added() -> None:
     assert (len(buffer), buffer.total_samples, buffer.get_stats()["trajectory_counter"]) == (0, 0, 0)
 
 
-def test_a_missing_weights_id_is_generated_and_others_are_kept() -> None:
+def test_a_missing_weights_id_is_generated_and_others_are_kept():
     buffer = filled(rollout(0), rollout(1, model_weights_id="run:7 · best"), rollout(2, model_weights_id=""))
     ids = [buffer.load_trajectory(number).model_weights_id for number in range(3)]
     assert ids[1] == "run:7 · best"
@@ -77,7 +74,7 @@ def test_a_missing_weights_id_is_generated_and_others_are_kept() -> None:
     assert ids[0] != ids[2]
 
 
-def test_the_buffer_owns_its_rows() -> None:
+def test_the_buffer_owns_its_rows():
     trajectory = rollout(1)
     buffer = filled(trajectory)
     for value in (trajectory.rewards, trajectory.actions, *trajectory.next_obs.values()):
@@ -92,7 +89,7 @@ def test_the_buffer_owns_its_rows() -> None:
     check_batch(buffer.sample(40))
 
 
-def test_strided_rows_conjugates_and_arrays_are_stored_as_their_values() -> None:
+def test_strided_rows_conjugates_and_arrays_are_stored_as_their_values():
     serial = serials(2, 6, 2)
     wide = torch.stack([serial, -serial], dim=-1)[..., 0]
     assert not wide.is_contiguous()
@@ -115,7 +112,7 @@ def test_strided_rows_conjugates_and_arrays_are_stored_as_their_values() -> None
     assert buffer.load_trajectory(0).forward_inputs["name"] == ["a", "b"]
 
 
-def test_extra_fields_are_kept_and_sampled_if_they_have_rows() -> None:
+def test_extra_fields_are_kept_and_sampled_if_they_have_rows():
     serial = serials(0, 6, 2)
     buffer = filled(
         rollout(0, extra={"bonus": serial.clone(), "camera": torch.eye(3), "notes": {"by": "me"}}), enable_cache=False
@@ -129,7 +126,7 @@ def test_extra_fields_are_kept_and_sampled_if_they_have_rows() -> None:
     assert extra["notes"] == {"by": "me"}
 
 
-def test_dicts_and_other_dataclasses_are_accepted() -> None:
+def test_dicts_and_other_dataclasses_are_accepted():
     @dataclass
     class Foreign:
         rewards: torch.Tensor
@@ -145,7 +142,7 @@ def test_dicts_and_other_dataclasses_are_accepted() -> None:
     assert len(batch["rewards"].unique()) == 12
 
 
-def test_the_defaults_are_those_of_rlinf() -> None:
+def test_the_defaults_are_those_of_rlinf():
     first, second = Trajectory(), Trajectory()
     first.curr_obs["states"] = torch.zeros(2, 1, 3)
     assert (second.max_episode_length, second.model_weights_id) == (0, "")
@@ -161,7 +158,7 @@ def test_the_defaults_are_those_of_rlinf() -> None:
     assert set(back.to_dict()) == {"rewards", "max_episode_length", "model_weights_id"}
 
 
-def test_values_that_cannot_be_saved_raise_before_ids_are_given(tmp_path: Path) -> None:
+def test_values_that_cannot_be_saved_raise_before_ids_are_given(tmp_path):
     states = torch.zeros(4, 2)
     cases: list[dict[str, Any]] = [
         {"actions": states.to(torch.complex128)},

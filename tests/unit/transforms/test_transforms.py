@@ -41,7 +41,7 @@ KINDS = ["dict", "tensordict"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_fields_and_groups_are_selected_or_left_out(kind: str) -> None:
+def test_fields_and_groups_are_selected_or_left_out(kind):
     assert names(Select("reward", ("next", "obs"))(batch(kind))) == {("reward",), ("next", "obs")}
     assert names(Select("next")(batch(kind))) == {("next", "obs"), ("next", "done")}
     assert type(Select("obs")(batch(kind))) is type(batch(kind))
@@ -58,7 +58,7 @@ def test_fields_and_groups_are_selected_or_left_out(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rename_moves_fields_and_groups(kind: str) -> None:
+def test_rename_moves_fields_and_groups(kind):
     out = Rename({"obs": "state", ("next", "obs"): ("next", "state")})(batch(kind))
     assert names(out) == {("state",), ("reward",), ("next", "state"), ("next", "done")}
     assert names(Rename({"next": "after"})(batch(kind))) == {("obs",), ("reward",), ("after", "obs"), ("after", "done")}
@@ -71,7 +71,7 @@ def test_rename_moves_fields_and_groups(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rewards_are_scaled_when_read_and_stored_as_they_came(kind: str) -> None:
+def test_rewards_are_scaled_when_read_and_stored_as_they_came(kind):
     rb = ring(5, transform=RewardScale(2.0, loc=1.0))
     rb.extend(batch(kind))
     assert rb[:]["reward"].tolist() == [3.0, 5.0]
@@ -81,7 +81,7 @@ def test_rewards_are_scaled_when_read_and_stored_as_they_came(kind: str) -> None
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_casts_go_both_ways(kind: str) -> None:
+def test_casts_go_both_ways(kind):
     rb = ring(5, transform=Cast(torch.float32, "obs", stored=torch.uint8))
     rb.extend(batch(kind))
     row = {"obs": torch.full((3,), 200.0), "reward": torch.tensor(3.0), "next": at(batch()["next"], 0)}
@@ -96,7 +96,7 @@ def test_casts_go_both_ways(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_devices_move_every_leaf(kind: str) -> None:
+def test_devices_move_every_leaf(kind):
     out = ToDevice("meta")(batch(kind))
     assert out["next"]["obs"].device.type == "meta"
     assert type(out) is type(batch(kind))
@@ -104,7 +104,7 @@ def test_devices_move_every_leaf(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_inputs_are_not_edited(kind: str) -> None:
+def test_inputs_are_not_edited(kind):
     given, expected = batch(kind), batch(kind)
     transforms: list[Any] = [Select("obs"), Exclude("obs"), Rename({"obs": "x"}), RewardScale(3.0)]
     for transform in (*transforms, Cast(torch.float64, "obs")):
@@ -118,7 +118,7 @@ def test_inputs_are_not_edited(kind: str) -> None:
 # -- chains --------------------------------------------------------------------------------------------------
 
 
-def test_transforms_are_appended_and_inserted() -> None:
+def test_transforms_are_appended_and_inserted():
     rb = buffer("packed", 5)
     fill(rb, range(3))
     order: list[str] = []
@@ -149,7 +149,7 @@ class Half(torch.nn.Module):
         return data / 2
 
 
-def test_plain_callables_may_run_at_writing_instead() -> None:
+def test_plain_callables_may_run_at_writing_instead():
     rb = ring(5)
     rb.append_transform(lambda data: data * 2, invert=True)
     rb.extend(torch.arange(3.0))
@@ -164,7 +164,7 @@ def test_plain_callables_may_run_at_writing_instead() -> None:
         rb.append_transform(RewardScale(1.0), invert=True)
 
 
-def test_modules_are_put_into_evaluation_mode() -> None:
+def test_modules_are_put_into_evaluation_mode():
     module = torch.nn.Dropout(0.9)
     rb = ring(5, transform=module)
     rb.extend(torch.ones(5))

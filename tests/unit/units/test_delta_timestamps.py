@@ -42,13 +42,13 @@ def rows(lengths: Sequence[int]) -> dict[str, Any]:
 
 @examples(1)
 @given(st.sampled_from([10, 15, 29.97, 30, 50, 60, 1000 / 3]), st.lists(st.integers(-300, 300), min_size=1))
-def test_seconds_are_rounded_to_rows(fps: float, offsets: list[int]) -> None:
+def test_seconds_are_rounded_to_rows(fps, offsets):
     seconds = [step / fps for step in offsets]
     unit = DeltaTimestamps({STATE: seconds, ACTION: [round(x, 4) for x in seconds]}, fps=fps)
     assert unit.offsets == {(STATE,): tuple(offsets), (ACTION,): tuple(offsets)}
 
 
-def test_the_tolerance_is_that_of_lerobot_and_any_sequence_of_numbers_will_do() -> None:
+def test_the_tolerance_is_that_of_lerobot_and_any_sequence_of_numbers_will_do():
     assert DeltaTimestamps({"a": [0.30009, 0.29991]}, fps=10).offsets == {("a",): (3, 3)}
     assert DeltaTimestamps({"a": [0.32]}, fps=10, tolerance_s=0.03).offsets == {("a",): (3,)}
     with pytest.raises(OptionError, match=r"closest one is 0.3 s. Change it, or raise tolerance_s=0.0001"):
@@ -80,7 +80,7 @@ OPTIONS: list[Any] = [
 ]
 
 
-def test_bad_offsets_are_refused_when_given() -> None:
+def test_bad_offsets_are_refused_when_given():
     for options, words in OPTIONS:
         with pytest.raises(OptionError, match=words):
             DeltaTimestamps(**options)
@@ -97,7 +97,7 @@ UNFIT: list[Any] = [
 ]
 
 
-def test_rows_that_do_not_fit_are_refused_in_words() -> None:
+def test_rows_that_do_not_fit_are_refused_in_words():
     names = ("achieved_goal", "desired_goal", "obs", "obs_is_pad", "frame")
     data = {**rows([12]), **{name: torch.zeros(12) for name in names}, "task": ["lift"] * 12}
     for unit, error, words in UNFIT:
@@ -106,7 +106,7 @@ def test_rows_that_do_not_fit_are_refused_in_words() -> None:
             _ = rb.extend(data), rb.sample()
 
 
-def test_fields_that_are_not_listed_are_those_of_the_row_drawn_and_far_offsets_are_padding() -> None:
+def test_fields_that_are_not_listed_are_those_of_the_row_drawn_and_far_offsets_are_padding():
     rb = buffer(7, 30, sample_unit=DeltaTimestamps(steps={ACTION: [-(10**30), 2**63, 1]}))
     rb.extend({**rows([3, 4]), "task": [f"task {i}" for i in range(7)]})
     batch, info = rb.sample(return_info=True)
@@ -120,7 +120,7 @@ def test_fields_that_are_not_listed_are_those_of_the_row_drawn_and_far_offsets_a
 
 
 @pytest.mark.parametrize("parts", [{"sampler": SliceSampler(slice_len=2)}, {"window": SequenceUnit(2)}], ids=str)
-def test_windows_and_slices_read_beyond_themselves_but_not_beyond_the_episode(parts: dict[str, Any]) -> None:
+def test_windows_and_slices_read_beyond_themselves_but_not_beyond_the_episode(parts):
     deltas = DeltaTimestamps(steps={"t": [-1, 0, 2]})
     unit = [deltas, parts["window"]] if "window" in parts else deltas
     rb = buffer(20, 32, sampler=parts.get("sampler"), sample_unit=unit)
@@ -134,7 +134,7 @@ def test_windows_and_slices_read_beyond_themselves_but_not_beyond_the_episode(pa
     assert torch.equal(t[:, 2], torch.minimum(t[:, 1] + 2, first + 4))
 
 
-def test_after_n_steps_offsets_count_from_the_row_that_they_end_at() -> None:
+def test_after_n_steps_offsets_count_from_the_row_that_they_end_at():
     unit = [NStep(2, 1.0), DeltaTimestamps(steps={("next", "obs"): [-1, 0, 1], "obs": [-1, 0]})]
     rb = buffer(6, 40, sample_unit=unit)
     t = torch.arange(6)
@@ -147,7 +147,7 @@ def test_after_n_steps_offsets_count_from_the_row_that_they_end_at() -> None:
     assert torch.equal(batch["next"]["obs"], expected)
 
 
-def test_the_key_of_ends_is_that_of_the_offsets() -> None:
+def test_the_key_of_ends_is_that_of_the_offsets():
     rb = buffer(40, 64, sample_unit=DeltaTimestamps(steps={"t": [6]}, done_key="lap"))
     rb.extend(steps())
     last = rb.sample()["t"][:, 0]

@@ -59,7 +59,7 @@ def batch(rows: list[tuple[int, int]]) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize(("seed", "one_by_one"), [(0, False), (1, True), (2, False)])
-def test_slices_are_those_of_a_plain_scan(seed: int, one_by_one: bool) -> None:
+def test_slices_are_those_of_a_plain_scan(seed, one_by_one):
     rb, rows = make(40), play(seed, 100)
     for start in range(0, 100, 10):
         part = rows[start : start + 10]
@@ -84,7 +84,7 @@ def drawn(rb: ReplayBuffer, length: int = 2) -> set[tuple[int, ...]]:
     return {*map(tuple, rb.sample(300)["step"].view(-1, length).tolist())}
 
 
-def test_a_missing_step_divides_if_asked_for_and_so_does_an_edit() -> None:
+def test_a_missing_step_divides_if_asked_for_and_so_does_an_edit():
     rows = batch([(0, 0), (0, 1), (0, 5), (0, 6)])
     plain, divided = make(4, fragmented=False), make(4, slice_len=2)
     plain.extend(rows)
@@ -98,7 +98,7 @@ def test_a_missing_step_divides_if_asked_for_and_so_does_an_edit() -> None:
     assert drawn(divided) == {(4, 5)}
 
 
-def test_options_without_steps_are_refused() -> None:
+def test_options_without_steps_are_refused():
     bad: list[Any] = [
         ({"step_key": None}, "step_key must be provided when fragmented=True"),
         ({"ends": torch.ones(3), "cache_values": True}, "not supported with it"),
@@ -113,7 +113,7 @@ def test_options_without_steps_are_refused() -> None:
         make(4).extend({"traj": torch.zeros(2, dtype=torch.int64)})
 
 
-def test_every_option_of_a_slice_changes_something_or_raises() -> None:
+def test_every_option_of_a_slice_changes_something_or_raises():
     log = Log(40, longest=4, seed=9)
     rows = batch_of([*log.play(40)])
     rows["is_init"] = rows["t"] == 0

@@ -18,7 +18,7 @@ from ostinato.errors import KeyMissingError, SchemaError
 from .rings import buffer
 
 
-def test_float64_rewards_are_added_up_in_float64() -> None:
+def test_float64_rewards_are_added_up_in_float64():
     rb = buffer(20, 1, sample_unit=NStep(10, 0.99))
     rb.extend({**named(), "reward": torch.full((20,), 1 / 3, dtype=torch.float64)})
     batch = rb.sample()
@@ -28,7 +28,7 @@ def test_float64_rewards_are_added_up_in_float64() -> None:
 
 @pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("prefetch", [None, 1])
-def test_rewards_of_the_next_episode_do_not_count(prefetch: int | None) -> None:
+def test_rewards_of_the_next_episode_do_not_count(prefetch):
     """Neither in direct calls nor in batches that are made by a thread."""
     rb = buffer(20, 64, sample_unit=NStep(3, 0.9), prefetch=prefetch)
     t = torch.arange(20)
@@ -47,7 +47,7 @@ def named(count: int = 20, **names: str) -> dict[str, Any]:
     return {names.get(name, name): value for name, value in rows.items()}
 
 
-def test_a_dict_of_next_observations_is_that_of_the_last_step() -> None:
+def test_a_dict_of_next_observations_is_that_of_the_last_step():
     t = torch.arange(20.0)
     rb = buffer(50, sample_unit=NStep(3, 0.9))
     rb.extend({**named(), "obs": {"x": t, "y": t}, "next_obs": {"x": t + 1, "y": t + 1}})
@@ -61,7 +61,7 @@ def test_a_dict_of_next_observations_is_that_of_the_last_step() -> None:
 
 
 @pytest.mark.parametrize("name", ["obs_next", "obs2", "nextobs"])
-def test_a_next_observation_of_another_name_raises_before_anything_is_stored(name: str) -> None:
+def test_a_next_observation_of_another_name_raises_before_anything_is_stored(name):
     rb, rows = buffer(50, sample_unit=NStep(3, 0.9)), named(next_obs=name)
     words = f"'{name}' looks like one: name all fields after the step, next_keys=\\['done', '{name}'\\]"
     for write in (lambda: rb.extend(rows), lambda: rb.add({key: value[0] for key, value in rows.items()})):
@@ -84,7 +84,7 @@ def test_a_next_observation_of_another_name_raises_before_anything_is_stored(nam
     assert repr(unit) == f"NStep(n=3, gamma=0.9, moves=['done', '{name}'])"
 
 
-def test_rows_without_a_next_observation_say_so() -> None:
+def test_rows_without_a_next_observation_say_so():
     rows = named()
     del rows["next_obs"]
     for unit in (NStep(3, 0.9), [NStep(3, 0.9), SequenceUnit(2, done_key="done")]):
@@ -102,7 +102,7 @@ def test_rows_without_a_next_observation_say_so() -> None:
 
 
 @pytest.mark.parametrize("by_unit", [True, False])
-def test_the_flag_that_ends_episodes_is_that_of_the_last_step(by_unit: bool) -> None:
+def test_the_flag_that_ends_episodes_is_that_of_the_last_step(by_unit):
     t, name = torch.arange(40), "over"
     unit = NStep(3, 0.9, done_key=name) if by_unit else NStep(3, 0.9)
     rb = buffer(50, sample_unit=unit, episodes=None if by_unit else Episodes(end_key=name))

@@ -42,7 +42,7 @@ def filled(unit: Any = None, rows: int = 20, size: int = 4, change: Any = None, 
     return rb
 
 
-def test_bad_options_are_refused_when_given() -> None:
+def test_bad_options_are_refused_when_given():
     refuses(
         {
             OptionError: {
@@ -112,13 +112,13 @@ UNFIT: list[Any] = [
 ]
 
 
-def test_rows_that_do_not_fit_a_unit_are_refused_in_words() -> None:
+def test_rows_that_do_not_fit_a_unit_are_refused_in_words():
     for unit, change, error, words in UNFIT:
         with pytest.raises(error, match=words):
             filled(unit, change=change).sample()
 
 
-def test_buffers_that_lose_their_order_or_have_two_kinds_of_episodes_are_refused() -> None:
+def test_buffers_that_lose_their_order_or_have_two_kinds_of_episodes_are_refused():
     rb = filled(NStep(2, 0.9))
     with pytest.raises(OptionError):
         rb.set_writer(TensorDictMaxValueWriter())
@@ -129,7 +129,7 @@ def test_buffers_that_lose_their_order_or_have_two_kinds_of_episodes_are_refused
     filled(sampler=sampler, episodes=Episodes(end_key=[("next", "truncated"), ("next", "done")])).sample()
 
 
-def test_rows_that_stay_as_they_are_cannot_be_written() -> None:
+def test_rows_that_stay_as_they_are_cannot_be_written():
     ends = torch.zeros(20, dtype=torch.bool)
     ends[9] = True
     rb = filled()
@@ -145,7 +145,7 @@ def test_rows_that_stay_as_they_are_cannot_be_written() -> None:
         rb.sample()
 
 
-def test_ids_that_are_no_integers_are_refused() -> None:
+def test_ids_that_are_no_integers_are_refused():
     rb = ReplayBuffer(storage=LazyTensorStorage(9), sampler=SliceSampler(slice_len=2, traj_key="episode"))
     for bad in (0.5, float("nan"), float("inf")):
         with pytest.raises(SchemaError):
@@ -154,7 +154,7 @@ def test_ids_that_are_no_integers_are_refused() -> None:
     assert rb.sample(2)["episode"].tolist() == [0.0, 0.0]
 
 
-def test_n_and_gamma_hold_from_the_next_draw_on() -> None:
+def test_n_and_gamma_hold_from_the_next_draw_on():
     unit = NStep(1, 0.5)
     rb = filled(unit, size=64)
     assert (rb.sample()["steps_to_next_obs"] == 1).all()
@@ -169,7 +169,7 @@ def test_n_and_gamma_hold_from_the_next_draw_on() -> None:
     assert (unit.n, unit.gamma) == (3, 0.25)
 
 
-def test_named_next_fields_alone_belong_to_the_end() -> None:
+def test_named_next_fields_alone_belong_to_the_end():
     rb = filled(NStep(3, 0.9, next_keys=[("next", "obs")]), size=64)
     batch = rb.sample()
     several = batch["steps_to_next_obs"] > 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -17,11 +17,8 @@ from ostinato.errors import CheckpointError
 from ...episodes import Log
 from .rings import ENDS, buffer, steps
 
-if TYPE_CHECKING:
-    from pathlib import Path
 
-
-def test_damaged_padding_and_draws_of_other_units_are_refused() -> None:
+def test_damaged_padding_and_draws_of_other_units_are_refused():
     padded: dict[str, Any] = {"slice_len": 6, "end_keys": ENDS, "strict_length": False, "pad_output": True}
     full = buffer(40, 12, sampler=SliceSampler(**padded), prefetch=2)
     Log(40, longest=6, seed=1).extend(full, 40)
@@ -39,7 +36,7 @@ def test_damaged_padding_and_draws_of_other_units_are_refused() -> None:
     assert len(other) == 0
 
 
-def test_episodes_saved_by_other_keys_are_read_anew(tmp_path: Path) -> None:
+def test_episodes_saved_by_other_keys_are_read_anew(tmp_path):
     saved = buffer(100, 64, sample_unit=NStep(4, 1.0, done_key="lap"))
     saved.extend(steps())
     saved.dumps(tmp_path / "a")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from tensordict import TensorDict
@@ -21,7 +19,7 @@ from ...episodes import Log, batch_of
 
 
 @pytest.mark.parametrize(("shape", "envs"), [("rows", 2), ("rows-1", 1), ("anchors", 2), ("one", 1)])
-def test_the_priorities_of_a_window_go_to_its_anchor(shape: str, envs: int) -> None:
+def test_the_priorities_of_a_window_go_to_its_anchor(shape, envs):
     log = Log(20 * envs, "lanes" if envs == 2 else "line", envs=envs, longest=3, seed=2)
     sampler = PrioritizedSampler(20 * envs, 1.0, 1.0)
     storage = LazyTensorStorage(20 * envs, ndim=envs)
@@ -44,7 +42,7 @@ def test_the_priorities_of_a_window_go_to_its_anchor(shape: str, envs: int) -> N
     assert rb.stats().stale_updates == len(set(anchors))
 
 
-def test_tensordicts_of_windows_bring_their_priorities_back() -> None:
+def test_tensordicts_of_windows_bring_their_priorities_back():
     sampler = PrioritizedSampler(20, 1.0, 1.0)
     storage = LazyTensorStorage(20)
     rb = TensorDictReplayBuffer(storage=storage, sampler=sampler, sample_unit=SequenceUnit(3), batch_size=6)
@@ -58,7 +56,7 @@ def test_tensordicts_of_windows_bring_their_priorities_back() -> None:
 
 
 @pytest.mark.parametrize(("shape", "span"), [((32,), (False, 2)), ((8, 4), False)], ids=str)
-def test_prioritized_slices_are_padded_and_repeated_rows_give_no_priority(shape: Any, span: Any) -> None:
+def test_prioritized_slices_are_padded_and_repeated_rows_give_no_priority(shape, span):
     sampler = PrioritizedSliceSampler(
         40, 1.0, 1.0, 0.0, slice_len=4, traj_key="id", strict_length=False, pad_output=True, span=span
     )

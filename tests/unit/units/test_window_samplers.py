@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -24,10 +24,6 @@ from ...effort import examples
 from ...episodes import Log
 from ...histories import Case, buffer_for, histories, replay
 from ...windows import check_rows, check_sequence, check_slices
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 ALPHA, EPS = 0.6, 1e-3
 SAMPLERS: dict[str, Any] = {
@@ -73,7 +69,7 @@ def check_values(rb: ReplayBuffer, log: Log, need: int, least: int = 0) -> None:
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("name", UNITS)
-def test_only_rows_that_may_be_drawn_are_drawn(name: str, sampler: str, tmp_path: Path) -> None:
+def test_only_rows_that_may_be_drawn_are_drawn(name, sampler, tmp_path):
     (unit, need), buffers = UNITS[name], list[ReplayBuffer]()
 
     def make(log: Log) -> ReplayBuffer:
@@ -106,7 +102,7 @@ SLICES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", SLICES)
-def test_slices_by_priority_are_what_the_log_says(name: str, tmp_path: Path) -> None:
+def test_slices_by_priority_are_what_the_log_says(name, tmp_path):
     (options, need), buffers = SLICES[name], list[ReplayBuffer]()
     length = options.get("slice_len") or 6 // options["num_slices"]
     strict, span = options.get("strict_length", True), options.get("span", (False, False))
@@ -134,7 +130,7 @@ def test_slices_by_priority_are_what_the_log_says(name: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("options", [{"drop_last": True}, {"endless": True}])
-def test_passes_of_other_kinds_are_refused_where_only_some_rows_may_be_drawn(options: dict[str, bool]) -> None:
+def test_passes_of_other_kinds_are_refused_where_only_some_rows_may_be_drawn(options):
     sampler = SamplerWithoutReplacement(**options)
     rb = ReplayBuffer(
         storage=LazyTensorStorage(50), sampler=sampler, sample_unit=SequenceUnit(3, "strict"), batch_size=2

@@ -42,7 +42,6 @@ from .rings import ENDS, buffer, steps, written
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from ostinato import Sampler
 
@@ -133,7 +132,7 @@ def _is_of_lanes(history: dict[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize("name", UNITS)
-def test_every_record_is_what_the_log_says(name: str, tmp_path: Path) -> None:
+def test_every_record_is_what_the_log_says(name, tmp_path):
     case = UNITS[name]
 
     @examples(0.5)
@@ -145,7 +144,7 @@ def test_every_record_is_what_the_log_says(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", SLICES)
-def test_every_slice_is_what_the_log_says(name: str, tmp_path: Path) -> None:
+def test_every_slice_is_what_the_log_says(name, tmp_path):
     case = SLICES[name]
     sampler = case.make()
     need = sampler._split(case.size)[1] if sampler.strict_length else 1
@@ -167,7 +166,7 @@ LARGE: list[Any] = [
 
 
 @pytest.mark.parametrize(("options", "window"), LARGE, ids=str)
-def test_a_ring_without_room_for_a_window_of_each_environment_is_refused(options: dict[str, Any], window: int) -> None:
+def test_a_ring_without_room_for_a_window_of_each_environment_is_refused(options, window):
     with pytest.raises(CapacityError, match=rf"8 steps of each of 1 .* takes {window}: use max_size >= {window}"):
         buffer(8, **options)
     rb = buffer(8 * 4, ndim=2, **options)  # how many environments there are shows with the first rows
@@ -177,7 +176,7 @@ def test_a_ring_without_room_for_a_window_of_each_environment_is_refused(options
     written(Log(64, "lanes", envs=2), rb, 2)  # the refused rows left no trace: another number of them is fine
 
 
-def test_rows_without_ends_are_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+def test_rows_without_ends_are_refused_before_anything_is_loaded(tmp_path):
     saved = ring(100, sampler=PrioritizedSampler(100, 0.5, 0.5), batch_size=4)
     saved.extend({"obs": torch.zeros(40)})
     saved.dumps(tmp_path / "a")
@@ -189,7 +188,7 @@ def test_rows_without_ends_are_refused_before_anything_is_loaded(tmp_path: Path)
     assert buffer.write_count == 0
 
 
-def test_edits_through_views_are_followed_when_the_buffer_is_told() -> None:
+def test_edits_through_views_are_followed_when_the_buffer_is_told():
     buffer = ring(100, sample_unit=NStep(4, 1.0), batch_size=256)
     buffer.extend(steps())
     buffer.sample()

@@ -19,8 +19,6 @@ from ostinato.viz.frames import ALL_CAMERAS, read_timeline
 from ostinato.viz.report import report
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from ostinato.viz.figures import FigureSpec
 
 LENGTHS = [5, 1, 8]
@@ -62,7 +60,7 @@ def source(data: dict[str, Any], **changes: Any) -> DatasetSource:
     return DatasetSource(DatasetStorage(dataclasses.replace(dataset.contents, **changes)), "data/pusht")
 
 
-def test_a_frame_has_all_cameras_and_the_vectors_beside_them() -> None:
+def test_a_frame_has_all_cameras_and_the_vectors_beside_them():
     seen = read_frame(source(robot()), Position(2, 3), ALL_CAMERAS)
     assert seen.title == "episode 2 (3 of 3)"
     assert [picture.camera for picture in seen.current.pictures] == [
@@ -79,7 +77,7 @@ def test_a_frame_has_all_cameras_and_the_vectors_beside_them() -> None:
     assert dict(one.facts)["done"] == "yes"
 
 
-def test_next_observations_curves_and_texts_of_an_episode() -> None:
+def test_next_observations_curves_and_texts_of_an_episode():
     codes = torch.tensor([0] * 5 + [1] + [0, 1, 2, 3, 4, 4, 4, 4])
     task = TextColumn(["lift", "push", "a", "b", "c"], TensorColumn(codes))
     made = source(nested(), texts={("task",): task})
@@ -115,7 +113,7 @@ class Broken:
         """Do nothing."""
 
 
-def test_a_damaged_file_is_shown_as_such() -> None:
+def test_a_damaged_file_is_shown_as_such():
     data = robot()
     columns = open_dataset(data, episode_ends=np.cumsum(LENGTHS)).contents.columns
     made = source(data, columns={**columns, ("action",): Broken()})
@@ -135,7 +133,7 @@ def panels(spec: FigureSpec) -> dict[str, Any]:
     return {panel.title: panel for row in spec.rows for panel in row}
 
 
-def test_the_figure_of_a_robot_dataset(tmp_path: Path) -> None:
+def test_the_figure_of_a_robot_dataset(tmp_path):
     made = source(robot(), fps=10.0)
     spec = report(made, 2)
     assert spec.title == "pusht, 14 rows, 3 episodes, arrays"
@@ -158,7 +156,7 @@ def test_the_figure_of_a_robot_dataset(tmp_path: Path) -> None:
     assert written.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
-def test_the_figure_of_vectors_and_discrete_actions() -> None:
+def test_the_figure_of_vectors_and_discrete_actions():
     found = panels(report(source(nested()), 0))
     assert not any(isinstance(panel, Film) for panel in found.values())
     actions = found["Actions"]
@@ -170,7 +168,7 @@ def test_the_figure_of_vectors_and_discrete_actions() -> None:
     assert all(sum(line.y) == 0 for line in spread.lines)
 
 
-def test_fields_get_their_roles_by_the_names_that_datasets_use() -> None:
+def test_fields_get_their_roles_by_the_names_that_datasets_use():
     roles = source({**robot(), "next": np.zeros(ROWS)}).roles
     assert (roles.reward, roles.action, dict(roles.ends)) == (("next.reward",), ("action",), {"done": ("done",)})
     assert list(roles.current) == ["observation.state", "observation.images.top", "observation.images.wrist"]

@@ -34,7 +34,7 @@ def size_of(png: Path) -> tuple[int, int]:
     return int.from_bytes(head[16:20], "big"), int.from_bytes(head[20:24], "big")
 
 
-def test_the_file_is_a_png_of_the_size_that_is_asked_for(tmp_path: Path) -> None:
+def test_the_file_is_a_png_of_the_size_that_is_asked_for(tmp_path):
     path = draw(scene(), tmp_path / "out.png", size=(800, 600))
     assert path == tmp_path / "out.png"
     assert size_of(path) == (800, 600)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,12 +15,9 @@ from ostinato.viz.frames import ALL_CAMERAS
 from ostinato.viz.sources import is_picture, picture_of
 from tests.unit.viz.rollouts import file_of, read_stamp, store
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 @pytest.mark.parametrize("form", ["safetensors", "pkl"])
-def test_each_step_shows_its_own_pictures(form: str, tmp_path: Path) -> None:
+def test_each_step_shows_its_own_pictures(form, tmp_path):
     source = TrajectoryFolder(store(tmp_path / "a", form=form), allow_pickle=form == "pkl")
     navigator, seen = Navigator(source), []
     while True:
@@ -47,7 +44,7 @@ def test_each_step_shows_its_own_pictures(form: str, tmp_path: Path) -> None:
     assert back == seen[::-1]
 
 
-def test_fields_that_are_missing_or_odd(tmp_path: Path) -> None:
+def test_fields_that_are_missing_or_odd(tmp_path):
     done = torch.zeros(7, 1, 1, dtype=torch.bool)
     done[[0, 3]] = True  # row 0 precedes step 0, row 3 is of step 2
     odd: dict[str, Any] = {
@@ -74,7 +71,7 @@ def test_fields_that_are_missing_or_odd(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("how", "form"), [("gone", "pt"), ("cut", "safetensors"), ("garbage", "pt"), ("swapped", "pt")]
 )
-def test_a_broken_file_shows_as_such_and_the_rest_goes_on(how: str, form: str, tmp_path: Path) -> None:
+def test_a_broken_file_shows_as_such_and_the_rest_goes_on(how, form, tmp_path):
     path = store(tmp_path / "a", form=form)
     bad = file_of(path, 1)
     data = bad.read_bytes()
@@ -102,7 +99,7 @@ def test_a_broken_file_shows_as_such_and_the_rest_goes_on(how: str, form: str, t
     assert "missing" in read_frame(source, Position(1)).problem  # its header is in the cache, its pictures are not
 
 
-def test_jumps_go_by_id(tmp_path: Path) -> None:
+def test_jumps_go_by_id(tmp_path):
     path = store(tmp_path / "a", [(2, 1)] * 11)
     tools.split(path, tmp_path / "first", 2, move=True)
     source = TrajectoryFolder(path)
@@ -119,7 +116,7 @@ def test_jumps_go_by_id(tmp_path: Path) -> None:
     assert source.open(0) is not first, "few are kept open"
 
 
-def test_pictures_of_all_kinds_become_rgb() -> None:
+def test_pictures_of_all_kinds_become_rgb():
     assert all(map(is_picture, [(8, 8, 3), (2, 8, 8, 3), (3, 64, 64), (4, 84, 84)]))
     assert not any(map(is_picture, [(8,), (8, 8), (2, 3, 3), (0, 8, 3)]))
     one = np.ones((8, 8), dtype=np.uint8)

@@ -28,7 +28,7 @@ def read(path: Path) -> dict[str, dict[str, list[Any]]]:
     return found
 
 
-def test_every_step_of_every_environment_is_there(tmp_path: Path) -> None:
+def test_every_step_of_every_environment_is_there(tmp_path):
     from ostinato.viz.rerun_export import export
 
     path = export(TrajectoryFolder(store(tmp_path / "a")), 2, tmp_path / "out.rrd")

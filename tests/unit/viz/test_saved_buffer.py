@@ -52,7 +52,7 @@ def current(source: SavedBuffer) -> list[Any]:
     return [values[:, 0].tolist() for values in found]
 
 
-def test_rows_without_episodes_are_shown_in_blocks(tmp_path: Path) -> None:
+def test_rows_without_episodes_are_shown_in_blocks(tmp_path):
     source = dumped(tmp_path / "a", {"obs": torch.arange(3500.0)[:, None]}, 3000)
     assert source.unit == "block"
     assert [source.extent(index)[0] for index in range(3)] == [1000, 1000, 1000]
@@ -75,7 +75,7 @@ def test_rows_without_episodes_are_shown_in_blocks(tmp_path: Path) -> None:
     assert source.field_bytes() == {"obs": 72, "late": 36}
 
 
-def test_images_single_tensors_and_environments(tmp_path: Path) -> None:
+def test_images_single_tensors_and_environments(tmp_path):
     pixels = torch.arange(6, dtype=torch.uint8)[:, None, None, None].expand(6, 3, 16, 16).contiguous()
     rows: dict[str, Any] = {
         "pixels": pixels,
@@ -98,7 +98,7 @@ def test_images_single_tensors_and_environments(tmp_path: Path) -> None:
     assert sorted(current(SavedBuffer(tmp_path / "c"))) == [[0, 1, 2, 3], [4, 5], [6, 7]]
 
 
-def test_which_episodes_there_are(tmp_path: Path) -> None:
+def test_which_episodes_there_are(tmp_path):
     saved(tmp_path / "ring", [6, 5, 4], capacity=10, sampler=SliceSampler(num_slices=2, end_key=("next", "done")))
     source = SavedBuffer(tmp_path / "ring")
     assert [source.extent(index)[0] for index in range(3)] == [1, 5, 4]
@@ -121,7 +121,7 @@ def panels(scene: Any) -> dict[str, Any]:
     return {panel.title: panel for row in scene.rows for panel in row}
 
 
-def test_the_report_of_a_checkpoint(tmp_path: Path) -> None:
+def test_the_report_of_a_checkpoint(tmp_path):
     saved(tmp_path / "plain", [3])
     plain = SavedBuffer(tmp_path / "plain")
     assert (plain.priorities, plain.history) == (None, "no row drawn so far")
@@ -152,7 +152,7 @@ def test_the_report_of_a_checkpoint(tmp_path: Path) -> None:
     assert panels(scene)["Return of each episode"].lines[0].y == (10.0, 6.0)
 
 
-def test_an_episode_of_very_many_rows_keeps_its_spikes_in_few_points(tmp_path: Path) -> None:
+def test_an_episode_of_very_many_rows_keeps_its_spikes_in_few_points(tmp_path):
     rows = 100_000
     reward = torch.zeros(rows)
     reward[[5, 77_777]] = torch.tensor([-3.0, 9.0])

@@ -73,7 +73,7 @@ class Keys:
         self.press(*text, end)
 
 
-def test_keys_move_as_the_document_says(path: Path) -> None:
+def test_keys_move_as_the_document_says(path):
     keys = Keys(path)
     assert (keys.left(), keys.right()) == ((0, 0, 0), (0, 0, 5))
     for key, *place in (
@@ -105,7 +105,7 @@ def test_keys_move_as_the_document_says(path: Path) -> None:
     assert len(counts) == 1, "figures do not grow"
 
 
-def test_the_text_box_jumps_and_keys_typed_there_do_not_move(path: Path) -> None:
+def test_the_text_box_jumps_and_keys_typed_there_do_not_move(path):
     keys = Keys(path)
     keys.type("2")
     assert keys.left() == (2, 0, 0)
@@ -123,7 +123,7 @@ def test_the_text_box_jumps_and_keys_typed_there_do_not_move(path: Path) -> None
     assert not keys.window.closed
 
 
-def test_s_saves_and_q_and_escape_end(path: Path, tmp_path: Path) -> None:
+def test_s_saves_and_q_and_escape_end(path, tmp_path):
     from PIL import Image
 
     keys = Keys(path, output=tmp_path / "out.png")
@@ -143,7 +143,7 @@ def test_s_saves_and_q_and_escape_end(path: Path, tmp_path: Path) -> None:
     assert (tmp_path / "viz.png").read_bytes() != first
 
 
-def test_a_window_without_a_display_raises(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_window_without_a_display_raises(path, monkeypatch):
     from ostinato.viz.viewer import open_window
 
     matplotlib.use("agg")
@@ -152,7 +152,7 @@ def test_a_window_without_a_display_raises(path: Path, monkeypatch: pytest.Monke
         open_window(source, Navigator(source))
 
 
-def test_the_prompt_follows_commands(path: Path, tmp_path: Path) -> None:
+def test_the_prompt_follows_commands(path, tmp_path):
     from ostinato.viz.viewer import run_prompt
 
     said: list[str] = []
@@ -181,7 +181,7 @@ def test_the_prompt_follows_commands(path: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_window_on_a_virtual_display(path: Path) -> None:
+def test_a_window_on_a_virtual_display(path):
     pytest.importorskip("tkinter")
     if shutil.which("xvfb-run") is None:
         pytest.skip("xvfb-run is needed for a real window")

@@ -16,7 +16,6 @@ from tests.unit.viz.serving import served
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 pytest.importorskip("starlette", reason="the extra web is not installed")
 pytest.importorskip("uvicorn", reason="the extra web is not installed")
@@ -58,7 +57,7 @@ def colours(trajectory: int, step: int, env: int = 0) -> list[tuple[int, int, in
     return [(trajectory, step, blue) for blue in blues]
 
 
-def test_all_cameras_of_the_right_step(browser: Any, tmp_path: Path) -> None:
+def test_all_cameras_of_the_right_step(browser, tmp_path):
     with served(TrajectoryFolder(store(tmp_path / "a"))) as url, opened(browser, url) as page:
         assert at(page, 0, 0) == colours(0, 0)
         for key, *place in (
@@ -88,7 +87,7 @@ def test_all_cameras_of_the_right_step(browser: Any, tmp_path: Path) -> None:
         assert words == ["-0.0846", "-32.4M", "1.2e-7", "0", "-1.5e20"]
 
 
-def test_the_list_filters_jumps_and_is_walked(browser: Any, tmp_path: Path) -> None:
+def test_the_list_filters_jumps_and_is_walked(browser, tmp_path):
     source = TrajectoryFolder(store(tmp_path / "a", [(3, 2), (2, 2), (4, 2), (9, 2)]))
     with served(source) as url, opened(browser, url) as page:
         page.locator("#count", has_text=re.compile("^4 of 4$")).wait_for()
@@ -120,7 +119,7 @@ def test_the_list_filters_jumps_and_is_walked(browser: Any, tmp_path: Path) -> N
         page.locator("#message", has_text="there is no trajectory 77").wait_for()
 
 
-def test_answers_are_for_this_machine_alone(tmp_path: Path) -> None:
+def test_answers_are_for_this_machine_alone(tmp_path):
     import http.client
 
     with served(TrajectoryFolder(store(tmp_path / "a"))) as url:
@@ -146,7 +145,7 @@ def test_answers_are_for_this_machine_alone(tmp_path: Path) -> None:
             assert ask("/api/source", Host=name)[0] == 400
 
 
-def test_the_command_serves_and_ends(tmp_path: Path) -> None:
+def test_the_command_serves_and_ends(tmp_path):
     import signal
     import urllib.request
 

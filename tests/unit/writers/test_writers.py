@@ -28,7 +28,7 @@ def best(storage: str = "packed", capacity: int = 4, **options: Any) -> ReplayBu
     return buffer(storage, capacity, writer=TensorDictMaxValueWriter("r", **options))
 
 
-def test_the_best_rows_stay() -> None:
+def test_the_best_rows_stay():
     rb = best()
     assert rb.extend(ranked([3, 1, 2])).tolist() == [0, 1, 2]
     assert rb.extend(ranked([0, 9, 4, 2])).tolist() == [-1, 3, 1, -1]
@@ -46,7 +46,7 @@ def test_the_best_rows_stay() -> None:
     assert sorted(infinite[:]["r"].tolist()) == [0.0, float("inf")]
 
 
-def test_ties_keep_the_older_row() -> None:
+def test_ties_keep_the_older_row():
     def rows(ranks: list[float], first: int) -> TensorDict:
         return TensorDict({"r": torch.tensor(ranks), "id": torch.arange(first, first + len(ranks))}, [len(ranks)])
 
@@ -58,7 +58,7 @@ def test_ties_keep_the_older_row() -> None:
     assert rb[:]["id"].tolist() == [0, 7], "of equal ranks the newer row goes first"
 
 
-def test_ranks_of_several_values_are_reduced() -> None:
+def test_ranks_of_several_values_are_reduced():
     values = torch.tensor([[5.0, 5.0, 5.0], [0.0, 0.0, 14.0], [1.0, 1.0, 1.0], [8.0, 8.0, -2.0]])
     data = TensorDict({"r": values, "id": torch.arange(4), "next": {"reward": torch.tensor([[1], [5], [9], [3]])}}, [4])
     writers = {
@@ -76,7 +76,7 @@ def test_ranks_of_several_values_are_reduced() -> None:
 # -- ranks: cost, edits, states ------------------------------------------------------------------------------
 
 
-def test_edited_rows_are_ranked_anew() -> None:
+def test_edited_rows_are_ranked_anew():
     rb = best(capacity=3)
     rb.extend(ranked([1.0, 2.0, 3.0]))
     rb[0] = ranked([9.0])[0]
@@ -93,7 +93,7 @@ def test_edited_rows_are_ranked_anew() -> None:
 
 
 @pytest.mark.parametrize("storage", ["packed", "list"])
-def test_random_ranks_and_edits_follow_a_sorted_list(storage: str) -> None:
+def test_random_ranks_and_edits_follow_a_sorted_list(storage):
     """Many more edits than rows, so that outdated entries are let go; the state continues at any time."""
     rng = random.Random(1)
     rb = best(storage, capacity=5)
@@ -126,7 +126,7 @@ def reservoir(storage: str = "packed", capacity: int = 5, seed: int = 0) -> Repl
     return buffer(storage, capacity, writer=ReservoirWriter(generator=seeded(seed)))
 
 
-def test_a_reservoir_in_a_larger_buffer_fills_it_first() -> None:
+def test_a_reservoir_in_a_larger_buffer_fills_it_first():
     rb = reservoir(capacity=4)
     rb.extend(torch.arange(50))
     larger = reservoir(capacity=6, seed=1)
@@ -135,7 +135,7 @@ def test_a_reservoir_in_a_larger_buffer_fills_it_first() -> None:
     assert larger.writer.offered == 6  # type: ignore[attr-defined]
 
 
-def test_a_reservoir_takes_over_a_filled_buffer_and_forgets_an_emptied_one() -> None:
+def test_a_reservoir_takes_over_a_filled_buffer_and_forgets_an_emptied_one():
     rb = buffer("packed", 4)
     rb.extend(torch.arange(9))
     rb.set_writer(ReservoirWriter(generator=seeded()))
@@ -145,7 +145,7 @@ def test_a_reservoir_takes_over_a_filled_buffer_and_forgets_an_emptied_one() -> 
     assert rb.extend(torch.arange(4)).tolist() == [0, 1, 2, 3]
 
 
-def test_a_reservoir_refuses() -> None:
+def test_a_reservoir_refuses():
     with pytest.raises(KindError, match="generator"):
         ReservoirWriter(generator=3)  # type: ignore[arg-type]
     state = ReservoirWriter(generator=torch.Generator()).state_dict()
@@ -154,7 +154,7 @@ def test_a_reservoir_refuses() -> None:
             ReservoirWriter().load_state_dict({**state, **damage})
 
 
-def test_rows_that_could_not_be_stored_are_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_could_not_be_stored_are_taken_back(monkeypatch):
     """A write that fails leaves the ranks of the rows present, in a buffer with room and in a full one."""
 
     def no_memory(*_: object) -> None:
