@@ -23,11 +23,13 @@ from typing import (
     NamedTuple,
     Never,
     ParamSpec,
+    Protocol,
     Self,
     TypeAlias,
     TypeVar,
     cast,
     final,
+    overload,
 )
 
 from ostinato.buffers import ReplayBuffer
@@ -49,6 +51,7 @@ Time: TypeAlias = float | Deadline | None
 """The time of a call: in seconds, None for the default, or the deadline of a call that this one is a part of."""
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+_R_co = TypeVar("_R_co", covariant=True)
 _C = TypeVar("_C", bound=type)
 
 
@@ -76,9 +79,26 @@ class Method(NamedTuple):
     """Makes one result of those of several shards; by default the first one."""
 
 
+class RemoteCall(Protocol[_P, _R_co]):
+    """A method of a handle: that of the local buffer, and `timeout_s`."""
+
+    @overload
+    def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R_co: ...
+
+    @overload
+    def __call__(self, *args: Any, timeout_s: float | None, **kwargs: Any) -> _R_co: ...
+
+
+class RemoteMethod(Protocol[_P, _R_co]):
+    """The type of a function that `remote` has made, as an attribute of a class."""
+
+    def __get__(self, buffer: object, owner: type | None = None) -> RemoteCall[_P, _R_co]:
+        """Return the method of a handle."""
+
+
 def remote(
     method: Callable[Concatenate[Any, _P], _R], kind: Any = "answer", note: str = "", **options: Any
-) -> Callable[..., _R]:
+) -> RemoteMethod[_P, _R]:
     """Return a method of a remote buffer.
 
     Args:
@@ -99,7 +119,7 @@ def remote(
 
     summary, _, rest = (inspect.getdoc(method) or "").partition("\n\n")
     vars(call)["__signature__"], call.__doc__ = signature, "\n\n".join(filter(None, (summary, note, rest)))
-    return call
+    return cast("RemoteMethod[_P, _R]", call)
 
 
 def _with_timeout(signature: inspect.Signature) -> inspect.Signature:
@@ -111,7 +131,7 @@ def _with_timeout(signature: inspect.Signature) -> inspect.Signature:
     return signature.replace(parameters=[*{**parameters, "timeout_s": timeout}.values(), *rest])
 
 
-def unavailable(method: Callable[Concatenate[Any, _P], object], why: str) -> Callable[..., Never]:
+def unavailable(method: Callable[Concatenate[Any, _P], object], why: str) -> RemoteMethod[_P, Never]:
     """Return a method that remote buffers do not have: it raises `UsageError`.
 
     Args:
@@ -124,7 +144,7 @@ def unavailable(method: Callable[Concatenate[Any, _P], object], why: str) -> Cal
         raise UsageError(why)
 
     call.__doc__ = "Raise `UsageError`: not available for a remote buffer."
-    return call
+    return cast("RemoteMethod[_P, Never]", call)
 
 
 @final
