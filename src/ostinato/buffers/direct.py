@@ -59,10 +59,8 @@ def find_direct(engine: Reader, *, draws: bool, bare: bool, env_first: bool) -> 
     table, nexts = fields.dense, _nexts(fields)
     arrays = ring.arrays_of_all()
     draws &= not (engine.rules or arrays)
-    windows = None
-    named = bare or (engine.unit is None and not engine.writer.tracks_generations)  # slots name the rows of slices
-    if engine.tracker is not None and draws and named and nexts is None:
-        windows = direct_windows(engine, table, schema)
+    may = draws and nexts is None and _names_windows(engine, bare=bare)
+    windows = direct_windows(engine, table, schema) if may else None
     writes, draws = _may_write(engine), draws and _may_draw(engine, windows)
     if not (writes or draws):
         return None
@@ -92,6 +90,11 @@ def find_direct(engine: Reader, *, draws: bool, bare: bool, env_first: bool) -> 
         windows,
         nexts,
     )
+
+
+def _names_windows(engine: Reader, *, bare: bool) -> bool:
+    """Whether episodes are tracked, and windows need no other info in batches than the slots of slices."""
+    return engine.tracker is not None and (bare or (engine.unit is None and not engine.writer.tracks_generations))
 
 
 def _plain_fields(engine: Reader) -> tuple[Fields, Any, Schema] | None:
