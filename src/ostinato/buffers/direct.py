@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from ostinato.core.rows import Schema
     from ostinato.storages import Storage
     from ostinato.storages.columns import Fields
+    from ostinato.storages.table import Table
 
 
 def find_direct(engine: Reader, *, draws: bool, bare: bool, env_first: bool) -> Direct | None:
@@ -59,8 +60,7 @@ def find_direct(engine: Reader, *, draws: bool, bare: bool, env_first: bool) -> 
     table, nexts = fields.dense, _nexts(fields)
     arrays = ring.arrays_of_all()
     draws &= not (engine.rules or arrays)
-    may = draws and nexts is None and _names_windows(engine, bare=bare)
-    windows = direct_windows(engine, table, schema) if may else None
+    windows = _windows(engine, table, schema, bare=bare) if draws and nexts is None else None
     writes, draws = _may_write(engine), draws and _may_draw(engine, windows)
     if not (writes or draws):
         return None
@@ -92,9 +92,10 @@ def find_direct(engine: Reader, *, draws: bool, bare: bool, env_first: bool) -> 
     )
 
 
-def _names_windows(engine: Reader, *, bare: bool) -> bool:
-    """Whether episodes are tracked, and windows need no other info in batches than the slots of slices."""
-    return engine.tracker is not None and (bare or (engine.unit is None and not engine.writer.tracks_generations))
+def _windows(engine: Reader, table: Table, schema: Schema, *, bare: bool) -> DirectWindows | None:
+    """Return direct draws of windows, if batches need no other info of them than the slots of slices."""
+    named = bare or (engine.unit is None and not engine.writer.tracks_generations)
+    return direct_windows(engine, table, schema) if named and engine.tracker is not None else None
 
 
 def _plain_fields(engine: Reader) -> tuple[Fields, Any, Schema] | None:
