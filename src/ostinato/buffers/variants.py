@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 
+from ostinato.buffers.direct import direct_rows
 from ostinato.buffers.options import part, warn_of_sampler
 from ostinato.buffers.replay import ReplayBuffer
 from ostinato.buffers.sampling import INFO
@@ -96,7 +97,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         return self._transform.inv(rows) if self._transform else rows
 
     def _direct_rows(self, data: Any, lead: int, direct: Direct) -> Any:
-        return super()._direct_rows(data, lead, direct) if kinds.is_tensordict(data) else None
+        return None if type(data) is dict else direct_rows(data, direct.lead - 1 + lead, by_path=direct.by_path)
 
     def sample(
         self,
